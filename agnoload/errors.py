@@ -1,0 +1,97 @@
+"""What can go wrong, and the class that says so.
+
+AgnoloadError
+├── OptionError (ValueError)                      an option that cannot work, refused in a constructor
+├── CollateError (TypeError)                      samples that do not make a batch: path, indices, both sides
+├── StateError (ValueError)                       a saved state that does not belong to this loader
+├── DatasetNotPicklable (TypeError)               something that cannot reach a worker, by its path
+├── SampleStopped (RuntimeError)                  StopIteration or GeneratorExit out of user code
+├── WorkerDied (RuntimeError)                     a worker process ended before it answered
+├── WorkerTimeout (RuntimeError, TimeoutError)    no batch came within `timeout`
+└── BackendUnavailable (ImportError)              a backend that this machine cannot run
+
+AgnoloadWarning (UserWarning)                     the category of every warning of this library
+
+An exception of the user's own code is never wrapped: it keeps its type, arguments and attributes, and notes
+(`__notes__`) add the worker, the batch and the index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+
+class AgnoloadError(Exception):
+    """The base of every error that this library raises by itself."""
+
+
+class OptionError(AgnoloadError, ValueError):
+    """An option cannot work; the text says what must hold, what came and what to do."""
+
+
+class CollateError(AgnoloadError, TypeError):
+    """Samples do not fit into one batch; the text names the path to the field, the indices and both sides.
+
+    `path` is the way to the leaf inside a sample (`"target.boxes"`, empty for the sample itself), `items` are the
+    places of the two samples within the batch.
+    """
+
+    def __init__(self, message: str, path: str = "", items: Sequence[int] = ()) -> None:
+        super().__init__(message)
+        self.path = path
+        self.items = tuple(items)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.args[0], self.path, self.items), self.__dict__
+
+
+class StateError(AgnoloadError, ValueError):
+    """A saved state does not belong to this loader; the text shows both sides."""
+
+
+class DatasetNotPicklable(AgnoloadError, TypeError):
+    """A dataset or function cannot be sent to a worker; the text names the path to the culprit."""
+
+
+class SampleStopped(AgnoloadError, RuntimeError):
+    """User code raised StopIteration or GeneratorExit, which must not be taken for the end of the data."""
+
+
+class WorkerDied(AgnoloadError, RuntimeError):
+    """A worker process ended before it answered.
+
+    `worker` is its number, `pid` its process, `exitcode` as in `multiprocessing` (negative: minus the signal),
+    `batch` and `indices` what it was loading (None when it was idle), `oom_kills` how far the control group's count
+    of out-of-memory kills has moved.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        worker: int | None = None,
+        pid: int | None = None,
+        exitcode: int | None = None,
+        batch: int | None = None,
+        indices: Any = None,
+        oom_kills: int = 0,
+    ) -> None:
+        super().__init__(message)
+        self.worker = worker
+        self.pid = pid
+        self.exitcode = exitcode
+        self.batch = batch
+        self.indices = indices
+        self.oom_kills = oom_kills
+
+
+class WorkerTimeout(AgnoloadError, RuntimeError, TimeoutError):
+    """No batch came within `timeout` seconds; the text names worker, indices, seconds and the worker's stack."""
+
+
+class BackendUnavailable(AgnoloadError, ImportError):
+    """A backend cannot run here; the text gives the reason and, for a missing package, the `pip install` line."""
+
+
+class AgnoloadWarning(UserWarning):
+    """The category of every warning that this library gives."""

@@ -1,0 +1,72 @@
+"""The values that cross a seam: what a pool is asked, and what it answers."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+
+class Request(NamedTuple):
+    """One numbered batch to load.
+
+    The randomness of item `i` is keyed by `(seed, epoch, rank, first + i * stride)`: `first` is the position of the
+    request's first sample in the epoch's global sequence, `stride` the distance to the next one (the number of ranks
+    that share the sequence).
+    """
+
+    number: int
+    """Counts the requests of one iterator without a gap, across epochs; what the window orders by."""
+    epoch: int
+    batch: int
+    """The batch's number within its epoch, for words and for streams."""
+    indices: Any
+    """An int64 array, a list of keys, one key (no automatic batching), or None for a stream."""
+    first: int
+    stride: int = 1
+    rank: int = 0
+    owner: int | None = None
+    """The worker that must answer, for streams; None when any may."""
+    lane: int = 0
+    """The lane of a sharded stream."""
+    size: int = 0
+    """Samples wanted of a stream."""
+
+
+class Failure(NamedTuple):
+    """A sample that could not be loaded and was left out or replaced."""
+
+    index: Any
+    error: str
+
+
+class Reply(NamedTuple):
+    """The answer to one request: a batch or an error, with what the worker has to say about it."""
+
+    number: int
+    worker: int = 0
+    batch: Any = None
+    error: BaseException | None = None
+    samples: int = 0
+    end: bool = False
+    """A stream has no more: `batch` is its last, possibly `EMPTY`."""
+    extras: dict[str, Any] | None = None
+    """Rare things: failures, log records, warnings, a stream's state, left-over samples."""
+    started: float = 0.0
+    fetched: float = 0.0
+    finished: float = 0.0
+    """Seconds of `time.monotonic`: the request was taken up, its samples were there, the batch was encoded."""
+    nbytes: int = 0
+
+
+class _Empty:
+    """The batch that is none: every sample was skipped, or a stream was at its end."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "EMPTY"
+
+    def __reduce__(self) -> str:
+        return "EMPTY"
+
+
+EMPTY = _Empty()

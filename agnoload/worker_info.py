@@ -1,0 +1,46 @@
+"""Who is asking: the facts that user code in a worker can look up."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(slots=True)
+class WorkerInfo:
+    """What `get_worker_info()` gives inside a worker.
+
+    `id` counts from 0 to `num_workers - 1`; `seed` is the loader's seed; `dataset` is this worker's copy; `epoch` is
+    the epoch of the request being loaded; `rank` and `world_size` are this process's among those that train together.
+    """
+
+    id: int
+    num_workers: int
+    seed: int
+    dataset: Any
+    epoch: int = 0
+    rank: int = 0
+    world_size: int = 1
+    asked: int = 0
+    """How often user code has looked: a stream that asks shards itself."""
+
+
+_current: ContextVar[WorkerInfo | None] = ContextVar("agnoload_worker_info", default=None)
+
+
+def get_worker_info() -> WorkerInfo | None:
+    """The facts about the worker that runs this code; None in the process or thread that iterates the loader.
+
+    >>> get_worker_info() is None
+    True
+    """
+    info = _current.get()
+    if info is not None:
+        info.asked += 1
+    return info
+
+
+def set_worker_info(info: WorkerInfo | None) -> None:
+    """Called by a worker once, before any user code runs in it."""
+    _current.set(info)

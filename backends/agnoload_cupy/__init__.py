@@ -1,0 +1,1 @@
+"""The cupy backend of agnoload."""
