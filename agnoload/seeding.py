@@ -53,7 +53,7 @@ def check_seed(seed: Any, name: str = "seed") -> int:
 
 @lru_cache(maxsize=256)
 def _philox_key(seed: int) -> npt.NDArray[np.uint64]:
-    return np.random.SeedSequence(seed).generate_state(2, np.uint64)
+    return np.random.SeedSequence(seed).generate_state(2, np.uint64).astype(np.uint64, copy=False)
 
 
 def counter(epoch: int, rank: int, position: int, purpose: Purpose) -> npt.NDArray[np.uint64]:
@@ -80,7 +80,7 @@ class Rewinder:
         self.generator = np.random.Generator(self._philox)
         self._words = np.zeros(4, np.uint64)
         self._inner: dict[str, Any] = {"counter": self._words, "key": None}
-        self._state = {
+        self._state: Any = {
             "bit_generator": "Philox",
             "state": self._inner,
             "buffer": np.zeros(4, np.uint64),
@@ -107,7 +107,7 @@ class Rewinder:
 
 
 class SampleContext:
-    """Where a request stands: what `sample_rng()` and streams look up. One object a request, moved from sample to sample.
+    """Where a request stands: what `sample_rng()` and streams look up; moved from sample to sample.
 
     `item` is the number, within the request, of the sample being loaded.
     """
