@@ -1,7 +1,7 @@
 """The floor: the same samples put into batches with no loader around it.
 
-With workers it is as many plain processes, each with its share of the batches, and nothing is handed over. The memory of
-a batch is used again after two more batches, since a loader too has some in flight and one in the user's hands.
+With workers it is as many plain processes, each with its share of the batches, and nothing is handed over. The memory
+of a batch is used again after two more batches, since a loader too has some in flight and one in the user's hands.
 """
 
 from __future__ import annotations
