@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "docs" / "examples"
 
 
-def run_example(name: str, *arguments: str, cwd: Path | None = None) -> str:
+def run_example(name: str, *arguments: str, environment: dict[str, str] | None = None) -> str:
     """What an example prints; its warnings are errors."""
     command = [sys.executable, "-W", "error", str(EXAMPLES / name), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=cwd)
+    env = os.environ | (environment or {})
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=env)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -49,3 +52,27 @@ runpy.run_path({str(EXAMPLES / "digits.py")!r}, run_name="__main__")
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("accuracy: ")
+
+
+def test_shards_hold_every_spectrum_once_and_do_not_depend_on_workers(tmp_path: Path) -> None:
+    for workers in ["0", "2"]:
+        run_example("shards.py", str(tmp_path / workers), "--signals", "50", "--shard", "20", "--workers", workers)
+    alone, helped = ([np.load(p) for p in sorted((tmp_path / w).glob("*.npy"))] for w in ["0", "2"])
+    assert [a.shape for a in alone] == [(20, 2049), (20, 2049), (10, 2049)]
+    for a, b in zip(alone, helped, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_the_torch_loop_goes_on_as_if_it_had_not_stopped(tmp_path: Path) -> None:
+    needs("torch")
+    run_example("torch_loop.py", str(tmp_path / "stopped"), "--steps", "40")
+    resumed = run_example("torch_loop.py", str(tmp_path / "stopped"), "--steps", "20")
+    assert resumed == run_example("torch_loop.py", str(tmp_path / "unbroken"), "--steps", "60")
+
+
+def test_the_jax_loop_shards_batches_over_eight_devices() -> None:
+    needs("jax")
+    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
+    said, last = run_example("jax_sharded.py", environment=flags).splitlines()
+    assert said == "8 devices, 8 shards a batch"
+    assert float(last.removeprefix("accuracy: ")) > 0.95
