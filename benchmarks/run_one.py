@@ -1,4 +1,7 @@
-"""One loader, one workload, one fresh process, one line of JSON: `python -m benchmarks.run_one LOADER WORKLOAD`."""
+"""One loader, one workload, one fresh process, one line of JSON: `python -m benchmarks.run_one LOADER WORKLOAD`.
+
+A workload may carry changes: `small@batch_size=256,workers=4` or `fields@count=50`.
+"""
 
 from __future__ import annotations
 
@@ -54,8 +57,21 @@ def _begin(loader: Any) -> tuple[Any, Iterator[Any]]:
     return next(batches), batches
 
 
+def changed(name: str) -> tuple[str, dict[str, int]]:
+    """A workload's name without its changes, and these."""
+    base, _, changes = name.partition("@")
+    return base, {key: int(value) for key, _, value in (c.partition("=") for c in changes.split(",") if c)}
+
+
+def stream_of(name: str) -> Stream:
+    base, changes = changed(name)
+    outer = {key: changes.pop(key) for key in ("batch_size", "workers") if key in changes}
+    stream = STREAMS[base]
+    return replace(stream, dataset=partial(stream.dataset, **changes), **outer)
+
+
 def stream_rate(loader: str, name: str, quick: bool) -> Figures:
-    stream, seconds = STREAMS[name], 1.0 if quick else 5.0
+    stream, seconds = stream_of(name), 1.0 if quick else 5.0
     if loader == "floor":
         return floor.rate(stream, seconds)
     return timed(lambda: _begin(loaders.of_stream(loader, stream)), seconds)
@@ -131,7 +147,7 @@ def weighted(loader: str, name: str, quick: bool) -> Figures:
 
 def shuffle(loader: str, name: str, quick: bool) -> Figures:
     """Seconds to the first index of a shuffle of 1e8, and memory beside what was there."""
-    count = 10**6 if quick else 10**8
+    count = changed(name)[1].get("length", 10**6 if quick else 10**8)
     module = None if loader == "floor" else _sampler_module(loader)
     peak, begun = _peak_mib(), time.perf_counter()
     if module is None:
@@ -178,13 +194,13 @@ QUESTIONS: dict[str, Callable[[str, str, bool], Figures]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.run_one", description=__doc__)
     parser.add_argument("loader")
-    parser.add_argument("workload", choices=QUESTIONS)
+    parser.add_argument("workload", help=f"one of {', '.join(QUESTIONS)}")
     parser.add_argument("--quick", action="store_true", help="short runs on small data, to see that it works")
     options = parser.parse_args()
     try:
-        figures = QUESTIONS[options.workload](options.loader, options.workload, options.quick)
+        figures = QUESTIONS[changed(options.workload)[0]](options.loader, options.workload, options.quick)
     except LookupError as error:
         figures = {"error": str(error)}
     print(json.dumps({"loader": options.loader, "workload": options.workload, **figures}), flush=True)
