@@ -31,12 +31,14 @@ class Pool(Protocol):
 
     The loader calls `submit` while its window has room, `receive` when it needs a batch that is not there yet, and
     `close` at the end, at the latest when the loader is closed; after `close`, which may be called twice, nothing is
-    left of it.
+    left of it. `ready` says whether `receive` would return without waiting.
     """
 
     def submit(self, request: Request) -> None: ...
 
     def receive(self, timeout: float | None = None) -> Reply: ...
+
+    def ready(self) -> bool: ...
 
     def close(self) -> None: ...
 
