@@ -114,9 +114,9 @@ class SampleContext:
 
     __slots__ = ("epoch", "first", "item", "made", "purpose", "rank", "rewinder", "seed", "stride")
 
-    def __init__(self, seed: int, rewinder: Rewinder) -> None:
-        self.seed = seed
+    def __init__(self, rewinder: Rewinder) -> None:
         self.rewinder = rewinder
+        self.seed = 0
         self.epoch = 0
         self.first = 0
         self.stride = 1
@@ -125,8 +125,9 @@ class SampleContext:
         self.purpose = Purpose.SAMPLE
         self.made: tuple[int, int, Purpose] | None = None
 
-    def at(self, epoch: int, first: int, stride: int, rank: int) -> None:
+    def at(self, seed: int, epoch: int, first: int, stride: int, rank: int) -> None:
         """Move to the first sample of another request."""
+        self.seed = seed
         self.epoch = epoch
         self.first = first
         self.stride = stride
