@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
@@ -58,7 +59,11 @@ def kinds(open_ones: dict[int, str]) -> dict[str, int]:
 
 
 def shared_memory() -> set[str]:
-    return {path.name for path in Path("/dev/shm").glob("*")}
+    """Files in `/dev/shm`, without those that bear the number of a process that is not ours: others use it, too."""
+    ours = {process.pid for process in psutil.Process().children(recursive=True)} | {os.getpid()}
+    others = set(psutil.pids()) - ours
+    names = {path.name for path in Path("/dev/shm").glob("*")}
+    return {name for name in names if not others & {int(n) for n in re.findall(r"\d{2,}", name)}}
 
 
 @pytest.fixture(autouse=True)
