@@ -76,3 +76,28 @@ def test_the_jax_loop_shards_batches_over_eight_devices() -> None:
     said, last = run_example("jax_sharded.py", environment=flags).splitlines()
     assert said == "8 devices, 8 shards a batch"
     assert float(last.removeprefix("accuracy: ")) > 0.95
+
+
+def make_images(folder: Path) -> None:
+    """Two classes of 20 small images: bright at the top, or bright at the left."""
+    from PIL import Image
+
+    rng = np.random.default_rng(0)
+    for name in ["left", "top"]:
+        (folder / name).mkdir()
+        for number in range(20):
+            pixels = rng.integers(0, 100, (40, 40, 3), np.uint8)
+            (pixels[:20] if name == "top" else pixels[:, :20])[...] += 100
+            Image.fromarray(pixels).save(folder / name / f"{number}.png")
+
+
+@pytest.mark.parametrize("name", ["tabular.py", "text.py", "image_folder.py"])
+def test_both_loaders_train_to_the_same_loss(name: str, tmp_path: Path) -> None:
+    needs("torch", "sklearn", "PIL")
+    arguments = []
+    if name == "image_folder.py":
+        make_images(tmp_path)
+        arguments = [str(tmp_path), "--plain"]
+    ours, theirs = (run_example(name, *arguments, "--loader", loader) for loader in ["agnoload", "torch"])
+    assert ours.startswith("loss: ")
+    assert ours == theirs
