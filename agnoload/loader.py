@@ -27,15 +27,9 @@ from agnoload.pools.threads import ThreadPool
 from agnoload.pools.start import release_server, use_server
 from agnoload.protocols import Backend, IndexArray, Pool
 from agnoload.ranks import rank_and_world
-from agnoload.samplers import (
-    RandomSampler,
-    SeededSampler,
-    SequentialSampler,
-    draw_from,
-    effective_seed,
-    is_transparent,
-    set_epoch_inside,
-)
+from agnoload.samplers.basic import RandomSampler, SequentialSampler
+from agnoload.samplers.batch import set_epoch_inside
+from agnoload.samplers.sampler import SeededSampler, draw_from, effective_seed, is_transparent
 from agnoload.state import Place, capture, restore
 from agnoload.stats import Recorder, Stats
 from agnoload.window import Window

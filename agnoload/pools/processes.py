@@ -30,6 +30,8 @@ from agnoload.pools.worker import (
     END,
     ERROR,
     EXTRAS,
+    PACKED,
+    PICKLED,
     REPLY,
     REQUEST,
     STARTUP,
@@ -197,15 +199,18 @@ class ProcessPool:
             self._backlog.append(flight)
             return
         request, slot = flight.request, flight.slot
-        try:
-            data = pickle.dumps(request, 5)
-        except (pickle.PicklingError, AttributeError, TypeError):
-            data = byvalue.dumps(request)
+        data = request.packed()
+        form = PACKED if data is not None else PICKLED
+        if data is None:
+            try:
+                data = pickle.dumps(request, 5)
+            except (pickle.PicklingError, AttributeError, TypeError):
+                data = byvalue.dumps(request)
         slot.reset()
         slot.put(data)
         self._tickets += 1
         pipe = self._pipes[request.owner or 0 if self._owned else 0][1]
-        os.write(pipe, REQUEST.pack(request.number, slot.number, len(data), 0))
+        os.write(pipe, REQUEST.pack(request.number, slot.number, len(data), form))
 
     def _start(self, worker: int) -> None:
         self._control.clear(worker)
