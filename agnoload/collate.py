@@ -106,6 +106,7 @@ def _convert(leaf: Any) -> Any:
 _registered: dict[type, Callable[..., Any]] = {}
 _rules: dict[type, Rule] = {}
 _to_numpy: Callable[[Any], Array | None] | None = None
+_Type = type
 
 
 def register_collate(type: type | tuple[type, ...], function: Callable[..., Any] | None) -> None:  # noqa: A002
@@ -135,9 +136,6 @@ def register_collate(type: type | tuple[type, ...], function: Callable[..., Any]
         else:
             _registered[kind] = function
     _rules.clear()
-
-
-_Type = type
 
 
 def registry_snapshot() -> dict[type, Callable[..., Any]]:
@@ -184,32 +182,39 @@ def _rule(kind: type) -> Rule:
 
 
 def _find_rule(kind: type) -> Rule:
+    """The nearest class that has a rule; an abstract class of the user's goes before our rules for containers."""
+    built_in: Rule | None = None
     for base in kind.__mro__:
         if base in _registered:
             return _Registered(base, _registered[base])
-        if base in _BUILT_IN and not (base is np.ndarray and kind is not base):
-            return _BUILT_IN[base]
-    for base, function in _registered.items():
-        if issubclass(kind, base):  # an abstract class, of which `kind` does not inherit
-            return _Registered(base, function)
-    if issubclass(kind, np.ndarray):
-        masked = "numpy.ma" in sys.modules and issubclass(kind, np.ma.MaskedArray)
-        return _masked if masked else _foreign
-    node = node_of(kind)
-    return _foreign if node is None or not node.columns else _Container(kind, node)
+        built_in = _BUILT_IN.get(base)
+        if built_in is not None:
+            break
+    if built_in is None or built_in in (_dicts, _lists, _tuples):
+        for base, function in _registered.items():
+            if base not in kind.__mro__ and issubclass(kind, base):
+                return _Registered(base, function)
+    if built_in is None or kind not in _BUILT_IN:
+        if issubclass(kind, np.ndarray):
+            masked = "numpy.ma" in sys.modules and issubclass(kind, np.ma.MaskedArray)
+            return _masked if masked else _foreign
+        node = node_of(kind)
+        if node is not None and node.columns:
+            return _Container(kind, node)
+    return built_in or _foreign
 
 
 def _mixed_rule(column: Column, kinds: set[type], path: Path) -> Rule:
     """The rule for a column of several types: a registered function if there is one, else what the types share."""
     rules = {_rule(kind) for kind in kinds}
+    if len(rules) == 1:
+        return rules.pop()
+    if _nothing in rules:
+        raise _none_in_some(column, path)
     registered = {rule for rule in rules if isinstance(rule, _Registered)}
     if len(registered) == 1:
         return registered.pop()
-    if len(rules) == 1:
-        return rules.pop()
     if not registered:
-        if _nothing in rules:
-            raise _none_in_some(column, path)
         if rules <= {_arrays, _scalars, _foreign, *_NUMBER_RULES}:
             return _foreign
         node = node_of(type(column[0]))

@@ -42,14 +42,14 @@ class Padded(NamedTuple):
     values: Any
     lengths: Any
 
-    def mask(self, side: Side = "right") -> npt.NDArray[np.bool_]:
-        """Which places hold rows of the item: a bool array of shape (items, width), for an array padded at `side`.
+    def mask(self, side: Side = "right", axis: int = 0) -> npt.NDArray[np.bool_]:
+        """Which places hold rows of the item: bool, (items, width), for items padded at `side` along their `axis`.
 
         >>> Ragged.from_list([[1, 2, 3], [4]]).padded().mask()
         array([[ True,  True,  True],
                [ True, False, False]])
         """
-        return _mask(np.asarray(self.lengths), self.values.shape[1], side)
+        return _mask(np.asarray(self.lengths), self.values.shape[1 + axis], side)
 
 
 class Packed(NamedTuple):
