@@ -3,6 +3,7 @@
 from agnoload.errors import AgnoloadError, AgnoloadWarning, BackendUnavailable, CollateError, OptionError
 from agnoload.plugins import get_backend, list_backends
 from agnoload.protocols import Backend
+from agnoload.tree import map_leaves
 
 __all__ = [
     "AgnoloadError",
@@ -13,4 +14,5 @@ __all__ = [
     "OptionError",
     "get_backend",
     "list_backends",
+    "map_leaves",
 ]

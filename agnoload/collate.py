@@ -35,8 +35,12 @@ class Run:
         self.special = special
 
     def new(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        """Memory for one array; what holds references to objects cannot lie in memory that processes share."""
-        return np.empty(shape, dtype) if dtype.hasobject else self.empty(shape, dtype)
+        return new_array(self.empty, shape, dtype)
+
+
+def new_array(empty: Empty, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """Memory for one array; what holds references to objects cannot lie in memory that processes share."""
+    return np.empty(shape, dtype) if dtype.hasobject else empty(shape, dtype)
 
 
 Rule = Callable[[Column, Path, Run], Any]
@@ -102,6 +106,7 @@ def _convert(leaf: Any) -> Any:
 _registered: dict[type, Callable[..., Any]] = {}
 _rules: dict[type, Rule] = {}
 _to_numpy: Callable[[Any], Array | None] | None = None
+_Type = type
 
 
 def register_collate(type: type | tuple[type, ...], function: Callable[..., Any] | None) -> None:  # noqa: A002
@@ -131,9 +136,6 @@ def register_collate(type: type | tuple[type, ...], function: Callable[..., Any]
         else:
             _registered[kind] = function
     _rules.clear()
-
-
-_Type = type
 
 
 def registry_snapshot() -> dict[type, Callable[..., Any]]:
@@ -180,39 +182,46 @@ def _rule(kind: type) -> Rule:
 
 
 def _find_rule(kind: type) -> Rule:
+    """The nearest class that has a rule; an abstract class of the user's goes before our rules for containers."""
+    built_in: Rule | None = None
     for base in kind.__mro__:
         if base in _registered:
             return _Registered(base, _registered[base])
-        if base in _BUILT_IN and not (base is np.ndarray and kind is not base):
-            return _BUILT_IN[base]
-    for base, function in _registered.items():
-        if issubclass(kind, base):  # an abstract class, of which `kind` does not inherit
-            return _Registered(base, function)
-    if issubclass(kind, np.ndarray):
-        masked = "numpy.ma" in sys.modules and issubclass(kind, np.ma.MaskedArray)
-        return _masked if masked else _foreign
-    node = node_of(kind)
-    return _foreign if node is None or not node.columns else _Container(kind, node)
+        built_in = _BUILT_IN.get(base)
+        if built_in is not None:
+            break
+    if built_in is None or built_in in (_dicts, _lists, _tuples):
+        for base, function in _registered.items():
+            if base not in kind.__mro__ and issubclass(kind, base):
+                return _Registered(base, function)
+    if built_in is None or kind not in _BUILT_IN:
+        if issubclass(kind, np.ndarray):
+            masked = "numpy.ma" in sys.modules and issubclass(kind, np.ma.MaskedArray)
+            return _masked if masked else _foreign
+        node = node_of(kind)
+        if node is not None and node.columns:
+            return _Container(kind, node)
+    return built_in or _foreign
 
 
 def _mixed_rule(column: Column, kinds: set[type], path: Path) -> Rule:
     """The rule for a column of several types: a registered function if there is one, else what the types share."""
     rules = {_rule(kind) for kind in kinds}
+    if len(rules) == 1:
+        return rules.pop()
+    if _nothing in rules:
+        raise _none_in_some(column, path)
     registered = {rule for rule in rules if isinstance(rule, _Registered)}
     if len(registered) == 1:
         return registered.pop()
-    if len(rules) == 1:
-        return rules.pop()
     if not registered:
-        if _nothing in rules:
-            raise _none_in_some(column, path)
         if rules <= {_arrays, _scalars, _foreign, *_NUMBER_RULES}:
             return _foreign
         node = node_of(type(column[0]))
         if node is not None and all(issubclass(kind, Mapping) for kind in kinds):
             return _Container(type(column[0]), node)
     other = next(item for item, value in enumerate(column) if _rule(type(value)) != _rule(type(column[0])))
-    raise _error(
+    raise collate_error(
         path,
         (0, other),
         f"all samples must have the same type, but item 0 is {_name(column[0])} and item {other} is "
@@ -382,6 +391,13 @@ def _foreign(column: Column, path: Path, run: Run) -> Array:
     return _arrays([as_array(value, path, item) for item, value in enumerate(column)], path, run)
 
 
+def holds_arrays(column: Column) -> bool:
+    """Whether a column is of arrays, NumPy's or another library's, that have a first axis."""
+    if any(_rule(kind) not in (_arrays, _foreign) for kind in set(map(type, column))):
+        return False
+    return getattr(column[0], "ndim", 0) > 0
+
+
 def as_array(value: Any, path: Path, item: int) -> Array:
     """One value of a column as a plain NumPy array, or `CollateError`."""
     kind = type(value)
@@ -399,9 +415,11 @@ def as_array(value: Any, path: Path, item: int) -> Array:
         if array is None and (hasattr(value, "__array__") or hasattr(value, "__array_interface__")):
             array = np.asarray(value)
     except Exception as error:
-        raise _error(path, (item,), f"item {item} ({_name(value)}) does not become a NumPy array: {error}") from error
+        raise collate_error(
+            path, (item,), f"item {item} ({_name(value)}) does not become a NumPy array: {error}"
+        ) from error
     if array is None:
-        raise _error(
+        raise collate_error(
             path,
             (item,),
             f"item {item} is {_name(value)}, which nothing here can batch; return arrays, numbers, strings, dicts, "
@@ -482,7 +500,8 @@ _BUILT_IN: dict[type, Rule] = {
 # -- what goes wrong
 
 
-def _error(path: Path, items: tuple[int, ...], message: str) -> CollateError:
+def collate_error(path: Path, items: tuple[int, ...], message: str) -> CollateError:
+    """The error for a field, whose path stands first in the text."""
     return CollateError(f"{_field(path)}: {message}", path_text(path), items)
 
 
@@ -495,24 +514,27 @@ def _name(value: Any) -> str:
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
-def _hint(path: Path) -> str:
-    fields = f"fields=[{path_text(path)!r}]" if path else ""
-    return f"make them equal in the dataset, or batch them as ragged: collate_fn=agnoload.ragged_collate({fields})"
+def _hint(path: Path, value: Any) -> str:
+    if path:
+        function = f"ragged_collate(fields=[{path_text(path)!r}])"
+    else:
+        function = "ragged_collate()" + ("" if hasattr(value, "dtype") else ", which takes samples that are arrays")
+    return f"make them equal in the dataset, or batch them as ragged: collate_fn=agnoload.{function}"
 
 
 def _shapes_differ(arrays: Column, path: Path) -> CollateError:
     first = arrays[0].shape
     other = next(item for item, array in enumerate(arrays) if array.shape != first)
-    return _error(
+    return collate_error(
         path,
         (0, other),
         f"arrays must have one shape to be stacked, but item 0 has {first} and item {other} has "
-        f"{arrays[other].shape}; {_hint(path)}",
+        f"{arrays[other].shape}; {_hint(path, arrays[0])}",
     )
 
 
 def _dtypes_differ(arrays: Column, other: int, path: Path) -> CollateError:
-    return _error(
+    return collate_error(
         path,
         (0, other),
         f"arrays must have dtypes that NumPy can promote to one, but item 0 has {arrays[0].dtype} and item {other} has "
@@ -523,11 +545,11 @@ def _dtypes_differ(arrays: Column, other: int, path: Path) -> CollateError:
 def _lengths_differ(column: Column, path: Path) -> CollateError:
     first = len(column[0])
     other = next(item for item, value in enumerate(column) if len(value) != first)
-    return _error(
+    return collate_error(
         path,
         (0, other),
         f"a {_name(column[0])} is batched place by place, so all must have one length, but item 0 has {first} and item "
-        f"{other} has {len(column[other])}; {_hint(path)}",
+        f"{other} has {len(column[other])}; {_hint(path, column[0])}",
     )
 
 
@@ -538,7 +560,7 @@ def _keys_differ(column: Column, path: Path) -> CollateError:
     lacks, has = (other, 0) if missing else (0, other)
     keys = missing or [key for key in column[other] if key not in first]
     names = ", ".join(map(repr, keys))
-    return _error(
+    return collate_error(
         path,
         (lacks, has),
         f"all samples must have the same keys, but {names} is missing in item {lacks} and there in item {has}; "
@@ -549,7 +571,7 @@ def _keys_differ(column: Column, path: Path) -> CollateError:
 def _none_in_some(column: Column, path: Path) -> CollateError:
     none = next(item for item, value in enumerate(column) if value is None)
     other = next(item for item, value in enumerate(column) if value is not None)
-    return _error(
+    return collate_error(
         path,
         (none, other),
         f"a field must be None in all samples or in none, but item {none} is NoneType and item {other} is "
@@ -558,7 +580,7 @@ def _none_in_some(column: Column, path: Path) -> CollateError:
 
 
 def _would_lose_mask(path: Path, item: int) -> CollateError:
-    return _error(
+    return collate_error(
         path,
         (item,),
         f"item {item} is a masked array, which would lose its mask; return array.filled(...), or the data and the mask "

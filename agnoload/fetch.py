@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from agnoload.datasets import Batch, gather_of
 from agnoload.errors import CollateError, OptionError, SampleStopped
 from agnoload.messages import EMPTY, Failure, Reply, Request
 from agnoload.protocols import Backend, Empty, IndexArray
-from agnoload.seeding import Purpose, Rewinder, SampleContext
+from agnoload.seeding import ProcessGenerators, Purpose, Rewinder, SampleContext
 from agnoload.streams import StreamReader
 from agnoload.worker_info import WorkerInfo, set_worker_info
 
@@ -273,30 +272,34 @@ class _Globals:
         self._context = context
         self._restore = restore
         self._leave = leave
-        self._saved: list[Callable[[], None]] = []
+        self._process = ProcessGenerators()
+        self._backends: Sequence[Backend] = ()
+        self._states: list[Any] = []
 
     def __enter__(self) -> None:
         if self._leave:
             return
-        backends = plugins.loaded_backends()
+        self._backends = plugins.loaded_backends()
         if self._restore:
-            state = seeding.process_state()
-            self._saved = [partial(seeding.restore_process, state)]
-            self._saved += [partial(backend.set_rng_state, backend.rng_state()) for backend in backends]
-        self.seed(backends)
+            self._process.save()
+            self._states = [backend.rng_state() for backend in self._backends]
+        self.seed()
 
     def __exit__(self, *_: object) -> None:
-        while self._saved:
-            self._saved.pop()()
+        if self._restore and not self._leave:
+            self._process.restore()
+            for backend, state in zip(self._backends, self._states, strict=True):
+                backend.set_rng_state(state)
 
-    def seed(self, backends: Iterable[Backend]) -> None:
-        """Seed everything from the key of the sample where the context stands."""
+    def seed(self) -> None:
+        """Seed everything from the key of the request's first sample."""
         context = self._context
-        words = context.rewinder.words(context.seed, context.epoch, Purpose.GLOBALS, context.first, context.rank)
+        rewinder = context.rewinder
+        rewinder.rewind(context.seed, context.epoch, Purpose.GLOBALS, context.first, context.rank)
         context.made = None
-        seeding.seed_process(words)
-        for backend in backends:
-            backend.seed(int(words[0] ^ words[3]))
+        self._process.seed(rewinder.philox)
+        for backend in self._backends:
+            backend.seed(int(rewinder.philox.random_raw()))
 
 
 def _named(error: BaseException, request: Request) -> BaseException:

@@ -23,18 +23,13 @@ from agnoload.options import check_options
 from agnoload.plan import BatchPlan, ForeignPlan, OrderPlan, Plan
 from agnoload.pools.inline import InlinePool
 from agnoload.pools.processes import ProcessPool
+from agnoload.pools.threads import ThreadPool
 from agnoload.pools.start import release_server, use_server
 from agnoload.protocols import Backend, IndexArray, Pool
 from agnoload.ranks import rank_and_world
-from agnoload.samplers import (
-    RandomSampler,
-    SeededSampler,
-    SequentialSampler,
-    draw_from,
-    effective_seed,
-    is_transparent,
-    set_epoch_inside,
-)
+from agnoload.samplers.basic import RandomSampler, SequentialSampler
+from agnoload.samplers.batch import set_epoch_inside
+from agnoload.samplers.sampler import SeededSampler, draw_from, effective_seed, is_transparent
 from agnoload.state import Place, capture, restore
 from agnoload.stats import Recorder, Stats
 from agnoload.window import Window
@@ -382,7 +377,10 @@ class DataLoader(Generic[BatchT]):
         if options.num_workers == 0:
             return InlinePool(self._fetcher(isolated=False)), None
         if options.worker_type == "thread":
-            raise NotImplementedError
+            threads = ThreadPool(
+                self._fetcher(isolated=False), workers=options.num_workers, window=self._window(), owned=options.stream
+            )
+            return threads, None
         fetcher = self._fetcher(isolated=True)
         take_back = self._idle.put if options.persistent_workers else None
         if (pool := self._idle.take()) is not None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from agnoload.errors import StateError
 from agnoload.messages import Reply
-from agnoload.samplers import BatchOrder, Order
+from agnoload.samplers.order import BatchOrder, Order
 from agnoload.state import Place
 
 BLOCK = 1 << 13

@@ -11,16 +11,17 @@ import threading
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from sys import modules
-from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy.typing as npt
 
 from agnoload.errors import AgnoloadError, AgnoloadWarning, BackendUnavailable, OptionError
 from agnoload.protocols import Backend, missing_framework
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint  # 15 ms that a worker, and a user of NumPy only, need not pay
 
 GROUP = "agnoload.backends"
 
@@ -37,11 +38,13 @@ class Plugin(NamedTuple):
 @cache
 def installed() -> tuple[EntryPoint, ...]:
     """The entry points of all installed packages, read once a process; nothing of theirs is imported."""
+    from importlib.metadata import entry_points
+
     return tuple(entry_points(group=GROUP))
 
 
 def by_name(points: Iterable[EntryPoint]) -> dict[str, EntryPoint]:
-    """One entry point a name, sorted; of two packages that claim one name the first on the path wins, with a warning."""
+    """One entry point a name, sorted; of two packages with one name the first on the path wins, with a warning."""
     table: dict[str, EntryPoint] = {}
     for point in points:
         first = table.setdefault(point.name, point)
@@ -103,7 +106,7 @@ class Loaded:
         self.table = tuple(table)
         self._waiting = [(plugin.framework, plugin) for plugin in table]
         self._backends: tuple[Backend, ...] = ()
-        self._owners: WeakKeyDictionary[type, Backend] = WeakKeyDictionary()
+        self._owners: dict[type, Backend] = {}
         self._lock = threading.Lock()
 
     def backends(self) -> tuple[Backend, ...]:
@@ -253,6 +256,8 @@ def _readiness(name: str, points: Sequence[EntryPoint]) -> str:
 
 
 def _make_or_warn(plugin: Plugin) -> Backend | None:
+    from importlib.metadata import EntryPoint
+
     try:
         return _instance(EntryPoint(plugin.name, plugin.target, GROUP))
     except BackendUnavailable as error:

@@ -22,8 +22,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
-
 from agnoload.errors import AgnoloadError, AgnoloadWarning, WorkerDied, WorkerTimeout
 from agnoload.messages import Reply, Request
 from agnoload.pools.start import THREADS, Process, Start, method_of, start_process
@@ -32,6 +30,8 @@ from agnoload.pools.worker import (
     END,
     ERROR,
     EXTRAS,
+    PACKED,
+    PICKLED,
     REPLY,
     REQUEST,
     STARTUP,
@@ -40,6 +40,7 @@ from agnoload.pools.worker import (
     Stage,
     WorkerFetch,
 )
+from agnoload.transport import byvalue
 from agnoload.transport.arena import LENT_LIMIT, Arena, Attach, Slot
 from agnoload.transport.failures import Described, restore
 from agnoload.transport.payload import digest, pack
@@ -198,15 +199,18 @@ class ProcessPool:
             self._backlog.append(flight)
             return
         request, slot = flight.request, flight.slot
-        try:
-            data = pickle.dumps(request, 5)
-        except (pickle.PicklingError, AttributeError, TypeError):
-            data = cloudpickle.dumps(request, 5)
+        data = request.packed()
+        form = PACKED if data is not None else PICKLED
+        if data is None:
+            try:
+                data = pickle.dumps(request, 5)
+            except (pickle.PicklingError, AttributeError, TypeError):
+                data = byvalue.dumps(request)
         slot.reset()
         slot.put(data)
         self._tickets += 1
         pipe = self._pipes[request.owner or 0 if self._owned else 0][1]
-        os.write(pipe, REQUEST.pack(request.number, slot.number, len(data), 0))
+        os.write(pipe, REQUEST.pack(request.number, slot.number, len(data), form))
 
     def _start(self, worker: int) -> None:
         self._control.clear(worker)
@@ -398,7 +402,7 @@ class ProcessPool:
         """What the oldest request under way is waiting for, with its worker's stack; and that worker."""
         number = min(self._flights)
         request = self._flights[number].request
-        what = f"batch {request.batch}{_indices(request.indices)}"
+        what = describe_request(request)
         worker = next((w for w in self._processes if self._control.claimed(w) == number), None)
         if worker is None:
             starting = [w for w in self._processes if self._control.stage_of(w) == Stage.STARTING]
@@ -499,7 +503,7 @@ def _how(code: int | None) -> str:
 
 def _doing(stage: Stage, request: Request | None) -> str:
     if request is not None:
-        return f"while it loaded batch {request.batch}{_indices(request.indices)}"
+        return f"while it loaded {describe_request(request)}"
     if stage == Stage.STARTING:
         return "before its first batch: while it read the dataset or in worker_init_fn"
     return "while it was idle"
@@ -509,14 +513,14 @@ def _plain(indices: Any) -> Any:
     return indices.tolist() if hasattr(indices, "tolist") else indices
 
 
-def _indices(indices: Any) -> str:
-    """The indices of a request for an error: all of a few, the ends of many."""
-    values = _plain(indices)
+def describe_request(request: Request) -> str:
+    """A request for an error: its batch, and of its indices all of a few, the ends of many."""
+    values, batch = _plain(request.indices), f"batch {request.batch}"
     if values is None:
-        return ""
+        return batch
     if isinstance(values, list) and len(values) > 8:
-        return f" ({len(values)} indices: {', '.join(map(repr, values[:4]))}, ..., {values[-1]!r})"
-    return f" (indices {values!r})" if isinstance(values, list) else f" (index {values!r})"
+        return f"{batch} ({len(values)} indices: {', '.join(map(repr, values[:4]))}, ..., {values[-1]!r})"
+    return f"{batch} (indices {values!r})" if isinstance(values, list) else f"{batch} (index {values!r})"
 
 
 def _warn_about_threads() -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import socket
 import struct
@@ -69,7 +70,7 @@ def start_process(context: Any, start: Start, extra: list[int], inherited: Any) 
     if method_of(context) == "forkserver":
         return _server().start(start, extra)
     if isinstance(context, str):
-        import multiprocess  # noqa: PLC0415, most programs never need it
+        import multiprocess
 
         context = multiprocess.get_context(context)
     return _ContextProcess(context, start, extra, inherited)
@@ -101,7 +102,7 @@ class _ContextProcess:
     def __init__(self, context: Any, start: Start, extra: list[int], inherited: Any) -> None:
         args: tuple[Any, ...] = (*start[:3], [*start[3:], *extra], inherited)
         if context.get_start_method() != "fork":
-            args = (*start[:3], [context.reducer.DupFd(fd) for fd in (*start[3:], *extra)], None)
+            args = (*start[:3], [_Sent(fd, context.reducer) for fd in (*start[3:], *extra)], None)
         self._process = context.Process(target=_in_context, args=args, name="agnoload-worker")
         with _hidden_main(), _environment(THREADS):
             self._process.start()
@@ -112,6 +113,8 @@ class _ContextProcess:
         self.sentinel: int = self._process.sentinel
 
     def exitcode(self) -> int | None:
+        if _readable(self.sentinel):
+            self._process.join(1)  # its end was seen before the system lets us collect it
         code: int | None = self._process.exitcode
         return code
 
@@ -125,11 +128,26 @@ class _ContextProcess:
         self._process.close()
 
 
-def _in_context(worker: int, workers: int, parent: int, fds: list[Any], inherited: Any) -> None:
-    from agnoload.pools.worker import main  # noqa: PLC0415, this module starts processes and must stay light
+class _Sent:
+    """A descriptor among the arguments of a process: duplicated while that process starts, not before."""
 
-    numbers = [fd if isinstance(fd, int) else fd.detach() for fd in fds]
-    main(Start(worker, workers, parent, *numbers[:4]), numbers[4:], inherited)
+    def __init__(self, fd: int, reducer: Any) -> None:
+        self._fd = fd
+        self._reducer = reducer
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _received, (self._reducer.DupFd(self._fd),)
+
+
+def _received(sent: Any) -> int:
+    fd: int = sent.detach()
+    return fd
+
+
+def _in_context(worker: int, workers: int, parent: int, fds: list[int], inherited: Any) -> None:
+    from agnoload.pools.worker import main
+
+    main(Start(worker, workers, parent, *fds[:4]), fds[4:], inherited)
 
 
 @contextlib.contextmanager
@@ -196,8 +214,6 @@ class _ServedProcess:
 
 
 def _readable(fd: int) -> bool:
-    import select  # noqa: PLC0415
-
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     return bool(poll.poll(0))

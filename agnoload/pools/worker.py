@@ -26,7 +26,8 @@ from agnoload.transport.payload import Payload
 from agnoload.transport.wire import encode
 
 REQUEST = struct.Struct("<4q")
-"""number, slot, bytes of the request in the slot, unused; a number below zero ends the worker."""
+"""number, slot, bytes of the request in the slot, its form; a number below zero ends the worker."""
+PICKLED, PACKED = 0, 1
 REPLY = struct.Struct("<9q3d")
 """number, slot, worker, kind, offset, nbytes, spans, end, samples, started, fetched, finished."""
 TICKETS = 512
@@ -191,13 +192,14 @@ class Worker:
             ticket = os.read(requests, REQUEST.size)
             if not ticket:
                 return
-            request_number, slot_number, nbytes, _ = REQUEST.unpack(ticket)
+            request_number, slot_number, nbytes, form = REQUEST.unpack(ticket)
             if request_number < 0:
                 return
             control.claim(number, request_number, Stage.LOADING)
             slot = slots[slot_number]
             slot.reach(nbytes)
-            request: Request = pickle.loads(slot.view[:nbytes])
+            data = slot.view[:nbytes]
+            request: Request = Request.unpacked(data) if form == PACKED else pickle.loads(data)
             slot.reset()
             try:
                 reply = fetch(request, slot.empty)

@@ -6,7 +6,7 @@ import pickle
 import traceback
 from typing import Any, NamedTuple
 
-import cloudpickle
+from agnoload.transport import byvalue
 
 
 class Described(NamedTuple):
@@ -56,8 +56,7 @@ def _dumps(value: Any) -> bytes:
     try:
         return pickle.dumps(value, 5)
     except Exception:
-        data: bytes = cloudpickle.dumps(value, 5)
-        return data
+        return byvalue.dumps(value)
 
 
 def _whole(error: BaseException) -> bytes | None:

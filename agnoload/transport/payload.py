@@ -28,6 +28,7 @@ import numpy as np
 from agnoload.errors import DatasetNotPicklable
 from agnoload.transport.arena import Mapping as Memory
 from agnoload.transport.arena import aligned, anonymous_file
+from agnoload.transport.byvalue import Pickler
 from agnoload.transport.shared import receiving
 
 _HEAD = struct.Struct("<4q")  # bytes of the surroundings, of the pickle, number of spans, bytes in all
@@ -45,7 +46,7 @@ def pack(value: Any, surroundings: dict[str, Any], parts: Mapping[str, Any], met
     stream = io.BytesIO()
     with _packing, _unimportable_by_value():
         try:
-            cloudpickle.Pickler(stream, 5, buffer_callback=buffers.append).dump(value)
+            Pickler(stream, 5, buffer_callback=buffers.append).dump(value)
         except Exception as error:
             raise _explain(error, parts, method) from error
     header = stream.getbuffer()
@@ -80,7 +81,7 @@ def digest(value: Any) -> bytes:
     buffers: list[pickle.PickleBuffer] = []
     stream = io.BytesIO()
     with _packing, _unimportable_by_value():
-        cloudpickle.Pickler(stream, 5, buffer_callback=buffers.append).dump(value)
+        Pickler(stream, 5, buffer_callback=buffers.append).dump(value)
     found = hashlib.blake2b(stream.getbuffer(), digest_size=16)
     for buffer in buffers:
         raw = buffer.raw()
@@ -178,7 +179,7 @@ def _explain(error: Exception, parts: Mapping[str, Any], method: str) -> Dataset
 
 def _pickles(value: Any) -> bool:
     try:
-        cloudpickle.Pickler(io.BytesIO(), 5, buffer_callback=lambda _: None).dump(value)
+        Pickler(io.BytesIO(), 5, buffer_callback=lambda _: None).dump(value)
     except Exception:
         return False
     return True

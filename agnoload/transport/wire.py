@@ -8,7 +8,6 @@ header and gives arrays that are views of the slot, writable, and hanging from i
 
 from __future__ import annotations
 
-import io
 import pickle
 import struct
 from typing import Any, NamedTuple
@@ -16,6 +15,7 @@ from typing import Any, NamedTuple
 import cloudpickle
 import numpy as np
 
+from agnoload.transport import byvalue
 from agnoload.transport.arena import Arena, Slot, aligned
 
 
@@ -42,9 +42,7 @@ def encode(value: Any, slot: Slot) -> Place:
         header = pickle.dumps(value, 5, buffer_callback=buffers.append)
     except (pickle.PicklingError, AttributeError, TypeError):
         buffers.clear()
-        stream = io.BytesIO()
-        cloudpickle.Pickler(stream, 5, buffer_callback=buffers.append).dump(value)
-        header = stream.getvalue()
+        header = byvalue.dumps(value, buffers.append)
     spans: list[int] = []
     for buffer in buffers:
         with buffer.raw() as raw:

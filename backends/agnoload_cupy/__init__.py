@@ -23,7 +23,8 @@ class CupyBackend(Backend):
     """Gives CuPy arrays on one GPU; `device` is its number, a string such as `"cuda:1"`, or a `cupy.cuda.Device`.
 
     Without `device` it is the GPU that is current when the loader is made. What CuPy cannot hold (text, dates, objects,
-    long doubles, bfloat16, records, masked arrays) stays as it is. CuPy's own random generators live on the GPU and are not seeded.
+    long doubles, bfloat16, records, masked arrays) stays as it is. CuPy's random generators live on the GPU: they are
+    not seeded.
     """
 
     name = "cupy"

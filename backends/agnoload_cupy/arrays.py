@@ -74,22 +74,23 @@ class SideStream:
         at once, in the order of that stream: so the copy waits for what is queued there, and what the consumer frees is
         never written to before the consumer's work has ended.
         """
-        sources: list[Any] = []
+        copies: list[tuple[Any, Any]] = []
 
-        def copy(leaf: Any) -> Any:
+        def prepare(leaf: Any) -> Any:
             if not held(leaf):
                 return leaf
-            sources.append(_plain(leaf))
-            target = cupy.empty(leaf.shape, sources[-1].dtype)
-            self._stream.wait_event(cupy.cuda.get_current_stream().record())
-            target.set(sources[-1], stream=self._stream)
-            return target
+            source = _plain(leaf)
+            copies.append((cupy.empty(source.shape, source.dtype), source))
+            return copies[-1][0]
 
         self._release()
         with cupy.cuda.Device(self._device):
-            copied = map_leaves(copy, batch)
+            copied = map_leaves(prepare, batch)
+            self._stream.wait_event(cupy.cuda.get_current_stream().record())
+            for target, source in copies:
+                target.set(source, stream=self._stream)
             event = self._stream.record()
-        self._copying.append((event, sources))
+        self._copying.append((event, [source for _, source in copies]))
 
         def finish() -> Any:
             with cupy.cuda.Device(self._device):

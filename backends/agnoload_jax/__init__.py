@@ -63,18 +63,17 @@ class JaxBackend(Backend):
         return leaf if array is None else self._arrays.shared(array)
 
     def place(self, batch: Any, device: Any) -> Callable[[], Any]:
-        found: list[Any] = []
+        leaves: list[Any] = []
 
-        def mark(leaf: Any) -> Any:
-            array = self._arrays.prepared(leaf, self._announce)
-            if array is None:
-                return leaf
-            found.append(array)
-            return _Place(len(found) - 1)
+        def note(leaf: Any) -> Any:
+            leaves.append(leaf)
+            return leaf
 
-        marked = map_leaves(mark, batch)
-        arrays = self._arrays.put(found, device)
-        placed = map_leaves(lambda leaf: arrays[leaf.number] if isinstance(leaf, _Place) else leaf, marked)
+        map_leaves(note, batch)
+        ready = [self._arrays.prepared(leaf, self._announce) for leaf in leaves]
+        arrays = iter(self._arrays.put([array for array in ready if array is not None], device))
+        results = iter([leaf if array is None else next(arrays) for leaf, array in zip(leaves, ready, strict=True)])
+        placed = map_leaves(lambda _: next(results), batch)
         return lambda: placed
 
     def to_numpy(self, leaf: Any) -> npt.NDArray[Any] | None:
@@ -103,12 +102,3 @@ class JaxBackend(Backend):
                 "set JAX_ENABLE_X64=1, or choose the dtype in the dataset"
             )
             warnings.warn(text, AgnoloadWarning, stacklevel=2)
-
-
-class _Place:
-    """Stands in a batch for an array on its way to the device."""
-
-    __slots__ = ("number",)
-
-    def __init__(self, number: int) -> None:
-        self.number = number

@@ -24,8 +24,8 @@ class TorchBackend(Backend):
     """Gives torch tensors; `device` is what `torch.device` takes.
 
     Arrays become CPU tensors that share the batch's memory, bfloat16 and float8 of `ml_dtypes` too. An array that torch
-    cannot share (read-only, big-endian, negative strides) is copied; one that it cannot hold (text, dates, objects, long
-    doubles, records, masked arrays) stays as it is. With `pin_memory` every tensor lies in page-locked memory.
+    cannot share (read-only, big-endian, negative strides) is copied; one that it cannot hold (text, dates, objects,
+    long doubles, records, masked arrays) stays as it is. With `pin_memory` every tensor lies in page-locked memory.
     """
 
     name = "torch"
@@ -140,7 +140,8 @@ def _resolve(torch: Any, device: Any) -> Any:
 def _cuda_device(torch: Any, device: Any) -> Any:
     """A CUDA device with its number; looking does not create a context on any of them."""
     if not torch.cuda.is_available():
-        cause = "this build of torch has no CUDA" if torch.version.cuda is None else "torch finds no working GPU or driver"
+        built = torch.version.cuda or torch.version.hip
+        cause = "torch finds no working GPU or driver" if built else "this build of torch has no CUDA"
         raise BackendUnavailable(f"device {str(device)!r} cannot be used: {cause}")
     count = torch.cuda.device_count()
     if device.index is not None and device.index >= count:

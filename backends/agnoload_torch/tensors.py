@@ -22,27 +22,26 @@ _NAMES = {twin: name for name, twin in _TWINS.items()}
 
 def to_tensor(leaf: Any) -> Any:
     """An array or NumPy scalar as a CPU tensor, or itself if torch cannot hold its kind of values."""
-    if type(leaf) is np.ndarray and leaf.flags.writeable:
+    if type(leaf) is np.ndarray and leaf.dtype in _HELD and leaf.flags.writeable:
         try:
             return torch.from_numpy(leaf)
         except (TypeError, ValueError):
-            pass  # a dtype, a byte order or strides that torch cannot share
+            pass  # strides that torch cannot share, or C's unsigned long long, which it does not take for a uint64
     return _unusual(leaf)
 
 
 def _unusual(leaf: Any) -> Any:
-    if leaf.dtype.kind not in "biufcV":
-        return leaf
-    native = leaf.dtype.newbyteorder("=")
+    dtype = leaf.dtype
+    native = dtype.newbyteorder("=") if dtype.kind in "biufc" else dtype
     twin = _TWINS.get(native.name)
     if isinstance(leaf, np.ma.MaskedArray) or (twin is None and native not in _HELD):
         return leaf
     array = np.asarray(leaf)
-    if not (array.flags.writeable and array.flags.c_contiguous and array.dtype == native and array.dtype.isnative):
+    if not (array.flags.writeable and array.flags.c_contiguous and dtype.isnative):
         array = array.astype(native, order="C", copy=True)
     if twin is None:
-        return torch.from_numpy(array)
-    return torch.from_numpy(array.view(f"i{native.itemsize}")).view(twin)
+        return torch.from_numpy(array.view(f"{dtype.kind}{dtype.itemsize}"))
+    return torch.from_numpy(array.view(f"i{dtype.itemsize}")).view(twin)
 
 
 def to_array(leaf: Any) -> npt.NDArray[Any] | None:
@@ -69,7 +68,8 @@ def _unusual_array(tensor: Any) -> npt.NDArray[Any]:
         integers = plain.view(torch.int16 if tensor.itemsize == 2 else torch.int8).numpy()
     except (TypeError, RuntimeError) as error:
         raise CollateError(f"{what} cannot become a NumPy array: {error}") from error
-    return integers.view(_ml_dtype(name))
+    view: npt.NDArray[Any] = integers.view(_ml_dtype(name))
+    return view
 
 
 def _ml_dtype(name: str) -> Any:

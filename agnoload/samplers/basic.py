@@ -1,0 +1,191 @@
+"""In order, in a random order, in a random order of some: the samplers that know only how many samples there are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Sized
+from typing import Any
+
+import numpy as np
+
+from agnoload.errors import OptionError
+from agnoload.protocols import IndexArray
+from agnoload.samplers.order import Order, PickedOrder, RangeOrder
+from agnoload.samplers.permutation import ShuffledOrder
+from agnoload.samplers.sampler import SeededSampler, digest, positive, vector
+from agnoload.seeding import Purpose, Rewinder
+
+DRAWS = 1 << 12
+"""Part of the saved format: draws with replacement are made in chunks of so many, each with a key of its own."""
+
+
+class SequentialSampler(SeededSampler[int]):
+    """0, 1, ... `len(data_source) - 1`.
+
+    >>> list(SequentialSampler("abc"))
+    [0, 1, 2]
+    """
+
+    def __init__(self, data_source: Sized) -> None:
+        super().__init__()
+        self.data_source = data_source
+
+    def __len__(self) -> int:
+        return len(self.data_source)
+
+    def order(self, seed: int, epoch: int) -> Order:
+        return RangeOrder(len(self))
+
+    def __repr__(self) -> str:
+        return f"SequentialSampler({len(self)})"
+
+
+class RandomSampler(SeededSampler[int]):
+    """All indices of `data_source` in a random order, another one each epoch.
+
+    `num_samples` draws so many instead: without replacement, further shuffles follow one another, so no index comes
+    twice before all came; with `replacement`, each draw is uniform over all. Only `len(data_source)` is used. Below
+    2**20 items the order is an array; from there on it is a keyed bijection that needs no memory, see `permutation.py`.
+    `generator` (an int or a generator of NumPy's, Python's or the loader's backend) gives the seed, once.
+
+    >>> sampler = RandomSampler(range(5), seed=0)
+    >>> sorted(sampler)
+    [0, 1, 2, 3, 4]
+    >>> next(iter(RandomSampler(range(10**12), seed=0))) < 10**12
+    True
+    """
+
+    def __init__(
+        self,
+        data_source: Sized,
+        replacement: bool = False,
+        num_samples: int | None = None,
+        generator: Any = None,
+        *,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__(seed=seed, generator=generator)
+        if not isinstance(replacement, (bool, np.bool_)):
+            raise OptionError(f"replacement must be a bool, got {replacement!r}")
+        self.data_source = data_source
+        self.replacement = bool(replacement)
+        self._num_samples = None if num_samples is None else positive("num_samples", num_samples)
+
+    @property
+    def num_samples(self) -> int:
+        """The number of indices in an epoch."""
+        return len(self.data_source) if self._num_samples is None else self._num_samples
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    def order(self, seed: int, epoch: int) -> Order:
+        n, wanted = len(self.data_source), self.num_samples
+        if wanted and not n:
+            raise OptionError(f"num_samples must be 0 for an empty data_source, got {wanted}")
+        if self.replacement:
+            return UniformOrder(n, wanted, seed, epoch)
+        return ShuffledOrder(n, seed, epoch) if 0 < wanted == n else ShufflesOrder(n, wanted, seed, epoch)
+
+    def identity(self) -> str:
+        return f"RandomSampler({len(self.data_source)}, {self.num_samples}, {self.replacement})"
+
+    def __repr__(self) -> str:
+        drawn = () if self._num_samples is None else (f"num_samples={self._num_samples}",)
+        return self._words(str(len(self.data_source)), *(("replacement=True",) if self.replacement else ()), *drawn)
+
+
+class SubsetRandomSampler(SeededSampler[int]):
+    """The given indices, in a random order, another one each epoch.
+
+    `indices` are integers, in a list, array or tensor, or a boolean mask over the dataset.
+
+    >>> sorted(SubsetRandomSampler([7, 3, 5], seed=0))
+    [3, 5, 7]
+    """
+
+    def __init__(self, indices: Any, generator: Any = None, *, seed: int | None = None) -> None:
+        super().__init__(seed=seed, generator=generator)
+        self.indices = integer_indices(indices)
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def order(self, seed: int, epoch: int) -> Order:
+        return PickedOrder(self.indices, ShuffledOrder(len(self), seed, epoch))
+
+    def identity(self) -> str:
+        return f"SubsetRandomSampler({len(self)}, {digest(self.indices)})"
+
+    def __repr__(self) -> str:
+        return self._words(f"{len(self)} indices")
+
+
+def integer_indices(indices: Sequence[int] | Any) -> IndexArray:
+    """Indices or a boolean mask as an int64 array of its own, or `OptionError`."""
+    array = vector("indices", indices)
+    if array.dtype == bool:
+        return np.flatnonzero(array)
+    if array.size and array.dtype.kind not in "iu":
+        raise OptionError(f"indices must be integers or a boolean mask, got {array.dtype}")
+    return array.astype(np.int64)
+
+
+class ShufflesOrder(Order):
+    """Shuffles of n items one after the other, cut off after `wanted`; a shuffle's number is its key's position."""
+
+    def __init__(self, n: int, wanted: int, seed: int, epoch: int) -> None:
+        self.n = n
+        self.wanted = wanted
+        self.key = (seed, epoch)
+        self._number = -1
+        self._shuffle: Order = RangeOrder(0)
+
+    def __len__(self) -> int:
+        return self.wanted
+
+    def take(self, start: int, stop: int, step: int = 1) -> IndexArray:
+        parts = [np.empty(0, np.int64)]
+        while start < stop:
+            number, place = divmod(start, self.n)
+            if number != self._number:
+                self._shuffle = ShuffledOrder(self.n, *self.key, Purpose.ORDER, number)
+                self._number = number
+            parts.append(self._shuffle.take(place, min(self.n, place + stop - start), step))
+            start += len(parts[-1]) * step
+        return np.concatenate(parts)
+
+
+class ChunkedOrder(Order):
+    """Draws that are made in chunks, each by a key of its own; subclasses give `draw`."""
+
+    def __init__(self, wanted: int, seed: int, epoch: int) -> None:
+        self.wanted = wanted
+        self.key = (seed, epoch)
+        self._rewinder = Rewinder()
+
+    def __len__(self) -> int:
+        return self.wanted
+
+    def draw(self, rng: np.random.Generator, picked: slice) -> IndexArray:
+        """Draw a whole chunk of `DRAWS`, and give the indices of those that are picked."""
+        raise NotImplementedError
+
+    def take(self, start: int, stop: int, step: int = 1) -> IndexArray:
+        parts = [np.empty(0, np.int64)]
+        while start < stop:
+            chunk, place = divmod(start, DRAWS)
+            rng = self._rewinder.rewind(*self.key, Purpose.ORDER, chunk, 0)
+            parts.append(self.draw(rng, slice(place, min(DRAWS, place + stop - start), step)))
+            start += len(parts[-1]) * step
+        return np.concatenate(parts)
+
+
+class UniformOrder(ChunkedOrder):
+    """Independent uniform draws from 0, 1, ... n - 1."""
+
+    def __init__(self, n: int, wanted: int, seed: int, epoch: int) -> None:
+        super().__init__(wanted, seed, epoch)
+        self.n = n
+
+    def draw(self, rng: np.random.Generator, picked: slice) -> IndexArray:
+        return rng.integers(self.n, size=DRAWS)[picked]

@@ -1,0 +1,245 @@
+"""Batches of items of similar length, by count, by a budget of padded tokens, or both."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from agnoload.errors import OptionError
+from agnoload.protocols import IndexArray
+from agnoload.samplers.classes import Groups
+from agnoload.samplers.order import BatchOrder, BatchTail, Order, inside_a_batch
+from agnoload.samplers.permutation import ShuffledOrder
+from agnoload.samplers.rounds import ARRAY_BELOW
+from agnoload.samplers.sampler import SeededSampler, positive
+from agnoload.seeding import Purpose, Rewinder
+
+GROWTH = 1.125
+"""Part of the saved format: a default bucket's longest item is at most this much longer than its shortest."""
+
+
+class BucketBatchSampler(SeededSampler[list[int]]):
+    """Batches of items of similar length: at most `batch_size` items, at most `max_tokens` after padding, or both.
+
+    `lengths` is one integer for each item; a batch costs its count times its longest length (an empty item counts as
+    1). Items are sorted into buckets of similar length, shuffled within their bucket, and batches are cut one after the
+    other from the shortest bucket to the longest; then the batches are shuffled. Each item is counted as long as the
+    longest of its bucket, so that the number of batches is the same in each epoch. `buckets` is None (lengths that
+    differ by an eighth at most), a number (so many of about the same count) or a rising list of the longest length of
+    each. `shuffle=False` gives the same without chance: items sorted by length, each length a bucket, cut in that
+    order; `largest_first` moves the batch that costs most to the front, so that memory runs out at once or never.
+
+    An item longer than `max_tokens` is refused; `oversized="alone"` gives it a batch of its own. `drop_last` leaves
+    out `len(lengths) % batch_size` items, others in each epoch; it cannot be combined with `max_tokens`.
+
+    >>> sampler = BucketBatchSampler([2, 3, 3, 4, 6, 6, 9], max_tokens=12, shuffle=False)
+    >>> list(sampler)
+    [[0, 1, 2], [3, 4], [5], [6]]
+    >>> round(sampler.padding_share(), 3)
+    0.083
+    """
+
+    yields_batches = True
+
+    def __init__(
+        self,
+        lengths: Any,
+        batch_size: int | None = None,
+        max_tokens: int | None = None,
+        buckets: int | Sequence[int] | None = None,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        *,
+        largest_first: bool = False,
+        oversized: Literal["raise", "alone"] = "raise",
+        seed: int | None = None,
+        generator: Any = None,
+    ) -> None:
+        super().__init__(seed=seed, generator=generator)
+        if batch_size is None and max_tokens is None:
+            raise OptionError("batch_size or max_tokens must be given, got None for both")
+        if drop_last and max_tokens is not None:
+            raise OptionError(
+                "drop_last must be False with max_tokens: batches differ in size, so there is no last one to complete"
+            )
+        if oversized not in ("raise", "alone"):
+            raise OptionError(f"oversized must be 'raise' or 'alone', got {oversized!r}")
+        self.batch_size = None if batch_size is None else positive("batch_size", batch_size)
+        self.max_tokens = None if max_tokens is None else positive("max_tokens", max_tokens)
+        self.shuffle = bool(shuffle)
+        self.drop_last = bool(drop_last)
+        self.largest_first = bool(largest_first)
+        self.groups = Groups("lengths", lengths)
+        names = self.groups.names
+        if names.dtype.kind not in "iu" or names[0] < 0:
+            raise OptionError(f"lengths must be integers of at least 0, got {names.dtype}, the least {names[0]}")
+        self._refuse_oversized(oversized)
+        self.data_length = self.groups.total
+        firsts = _firsts(self._bucket_numbers(buckets))
+        self.offsets: IndexArray = np.append(self.groups.offsets[firsts], self.groups.total)
+        longest = names[np.append(firsts[1:], len(names)) - 1]
+        self.longest: IndexArray = np.maximum(longest, 1).astype(np.int64)
+        self.borders = _cut(self.offsets, self.longest, self.batch_size, self.max_tokens)
+        self.left_out = self.groups.total % self.batch_size if self.drop_last and self.batch_size else 0
+        if self.left_out:
+            self.borders = self.borders[:-1]
+
+    def __len__(self) -> int:
+        return len(self.borders) - 1
+
+    def batches(self, seed: int, epoch: int) -> BatchOrder:
+        return BucketOrder(self, seed, epoch)
+
+    def padding_share(self, epoch: int = 0) -> float:
+        """The share of padding in the padded batches of an epoch, from 0 to 1, by this sampler's own seed."""
+        return BucketOrder(self, self.standalone_seed(), epoch).padding_share()
+
+    def identity(self) -> str:
+        options = f"{self.batch_size}, {self.max_tokens}, {self.shuffle}, {self.drop_last}, {self.largest_first}"
+        return f"BucketBatchSampler({options}, {len(self.longest)}, {len(self)}, {self.groups.digest()})"
+
+    def costs(self) -> IndexArray:
+        """What each batch costs at most, in the order of the cut: its count times the longest of its last bucket."""
+        last = np.searchsorted(self.offsets, self.borders[1:], side="left") - 1
+        return np.diff(self.borders) * self.longest[last]
+
+    def _refuse_oversized(self, oversized: str) -> None:
+        if self.max_tokens is None or oversized == "alone" or self.groups.names[-1] <= self.max_tokens:
+            return
+        first = int(np.argmax(self.groups.names > self.max_tokens))
+        length, worst = self.groups.names[first], self.groups.members[self.groups.offsets[first]]
+        raise OptionError(
+            f"lengths must be at most max_tokens, got length {length} at index {worst} and max_tokens "
+            f"{self.max_tokens}: raise max_tokens, or say oversized='alone'"
+        )
+
+    def _bucket_numbers(self, buckets: int | Sequence[int] | None) -> IndexArray:
+        """A number for each distinct length, the same for those that share a bucket; they rise with the length."""
+        numbers: IndexArray
+        lengths = np.maximum(self.groups.names.astype(np.int64), 1)
+        if buckets is None or not self.shuffle:
+            steps = np.log(lengths) / np.log(GROWTH) if self.shuffle else np.arange(len(lengths))
+            numbers = np.floor(steps + 1e-9).astype(np.int64)
+        elif isinstance(buckets, (int, np.integer)):
+            numbers = self.groups.offsets[:-1] * positive("buckets", buckets) // self.groups.total
+        else:
+            bounds = np.asarray(buckets)
+            if bounds.ndim != 1 or not bounds.size or bounds.dtype.kind not in "iuf" or (np.diff(bounds) <= 0).any():
+                raise OptionError(f"buckets must be a number or a rising list of lengths, got {buckets!r}")
+            numbers = np.searchsorted(bounds, lengths, side="left").astype(np.int64)
+        if self.max_tokens is not None:  # what is too long by itself does not share a bucket with what is not
+            numbers = 2 * numbers + (lengths > self.max_tokens)
+        return numbers
+
+    def __repr__(self) -> str:
+        costs, total = self.costs().sum(), int((self.groups.names.astype(np.int64) * self.groups.counts).sum())
+        share = "" if self.left_out else f", padding at most {1 - total / costs:.1%}"
+        return self._words(
+            f"{self.groups.total} lengths in {len(self.longest)} buckets",
+            *(f"{name}={getattr(self, name)}" for name in ("batch_size", "max_tokens") if getattr(self, name)),
+            f"{len(self)} batches{share}",
+        )
+
+
+def _firsts(numbers: IndexArray) -> IndexArray:
+    """Where a new number begins."""
+    return np.flatnonzero(np.append(True, np.diff(numbers) != 0))
+
+
+def _cut(offsets: IndexArray, longest: IndexArray, batch_size: int | None, max_tokens: int | None) -> IndexArray:
+    """The borders of the batches in the sequence of all items, bucket after bucket; a batch may span several."""
+    rooms = np.full(len(longest), int(offsets[-1]) if batch_size is None else batch_size)
+    if max_tokens is not None:
+        rooms = np.minimum(rooms, np.maximum(max_tokens // longest, 1))
+    borders = [np.zeros(1, np.int64)]
+    held = 0  # by the batch that is open
+    for start, stop, room in zip(offsets[:-1].tolist(), offsets[1:].tolist(), rooms.tolist(), strict=True):
+        if held >= room:
+            borders.append(np.array([start]))
+            held = 0
+        full = np.arange(start - held + room, stop + 1, room)
+        borders.append(full)
+        held = stop - int(full[-1]) if full.size else held + stop - start
+    if held:
+        borders.append(offsets[-1:])
+    return np.concatenate(borders)
+
+
+class BucketOrder(BatchOrder):
+    """The batches of an epoch: those of the cut, shuffled, with every bucket's items shuffled."""
+
+    def __init__(self, sampler: BucketBatchSampler, seed: int, epoch: int) -> None:
+        self.sampler = sampler
+        self.key = (seed, epoch)
+        self.rewinder = Rewinder()
+        self.numbers = np.arange(len(sampler))
+        self.hole = len(sampler)
+        if sampler.shuffle and len(sampler):
+            self.numbers = ShuffledOrder(len(sampler), seed, epoch).take(0, len(sampler))
+            if sampler.left_out:
+                self.hole = int(self.rewinder.rewind(seed, epoch, Purpose.ORDER, 0, 1).integers(len(sampler) + 1))
+        if sampler.largest_first and len(sampler):
+            largest = int(np.argmax(sampler.costs()))
+            self.numbers[self.numbers == largest] = self.numbers[0]
+            self.numbers[0] = largest
+        self.ends = np.concatenate((np.zeros(1, np.int64), np.cumsum(np.diff(sampler.borders)[self.numbers])))
+        self._buckets: dict[int, Order] = {}
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def batch(self, number: int) -> IndexArray:
+        cut = int(self.numbers[number])
+        start, stop = self.sampler.borders[cut : cut + 2].tolist()
+        shift = self.sampler.left_out if cut >= self.hole else 0
+        return self.sampler.groups.members[self._places(start + shift, stop + shift)]
+
+    def position(self, number: int) -> int:
+        return int(self.ends[number])
+
+    def reached(self, number: int) -> int:
+        return int(self.ends[number])
+
+    def after(self, position: int) -> BatchOrder:
+        number = int(np.searchsorted(self.ends, position))
+        if number < len(self.ends) and self.ends[number] != position:
+            raise inside_a_batch(position, int(self.ends[number - 1]), int(self.ends[number]))
+        return BatchTail(self, number)
+
+    def padding_share(self) -> float:
+        """The share of padding in the padded batches."""
+        groups, borders, left_out = self.sampler.groups, self.sampler.borders, self.sampler.left_out
+        if not len(self):
+            return 0.0
+        places = self._places(0, groups.total)
+        hole = int(borders[self.hole])
+        places = np.delete(places, slice(hole, hole + left_out))
+        lengths = groups.names.astype(np.int64)[np.searchsorted(groups.offsets, places, side="right") - 1]
+        padded = int((np.maximum.reduceat(lengths, borders[:-1]) * np.diff(borders)).sum())
+        return 1 - int(lengths.sum()) / padded if padded else 0.0
+
+    def _places(self, start: int, stop: int) -> IndexArray:
+        """Where, among the items sorted by length, those stand that come from `start` to before `stop`."""
+        if not self.sampler.shuffle:
+            return np.arange(start, stop)
+        offsets = self.sampler.offsets
+        parts = []
+        bucket = int(np.searchsorted(offsets, start, side="right")) - 1
+        while start < stop:
+            low, high = offsets[bucket : bucket + 2].tolist()
+            shuffled = self._buckets.get(bucket)
+            if shuffled is None:
+                shuffled = self._buckets[bucket] = ShuffledOrder(
+                    high - low,
+                    *self.key,
+                    Purpose.WITHIN_CLASS,
+                    0,
+                    bucket,
+                    array_below=ARRAY_BELOW,
+                    rewinder=self.rewinder,
+                )
+            parts.append(shuffled.take(start - low, min(high, stop) - low) + low)
+            start, bucket = min(high, stop), bucket + 1
+        return np.concatenate(parts)

@@ -1,0 +1,72 @@
+"""Items grouped by an array of labels: which classes there are, and which items each one has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from agnoload.errors import OptionError
+from agnoload.protocols import IndexArray
+from agnoload.samplers.sampler import digest, vector
+
+
+class Groups:
+    """Items by class: `members[offsets[k]:offsets[k + 1]]` are the items of class k, in rising order.
+
+    `names` are the distinct labels, sorted; `counts` how many items each has.
+    """
+
+    def __init__(self, name: str, labels: Any) -> None:
+        array = vector(name, labels)
+        if not array.size:
+            raise OptionError(f"{name} must not be empty, got none")
+        if array.dtype.kind == "f" and np.isnan(array.min()):
+            raise OptionError(f"{name} must not be NaN, got one at index {int(np.flatnonzero(np.isnan(array))[0])}")
+        self.names, codes = _distinct(array)
+        self.counts: IndexArray = np.bincount(codes, minlength=len(self.names))
+        self.offsets: IndexArray = np.concatenate(([0], np.cumsum(self.counts)))
+        self.members: IndexArray = _sort_stably(codes, len(self.names))
+
+    @property
+    def total(self) -> int:
+        """The number of items."""
+        return len(self.members)
+
+    def __len__(self) -> int:
+        """The number of classes."""
+        return len(self.names)
+
+    def pick(self, classes: Any, places: IndexArray) -> IndexArray:
+        """The items at `places` of a class, or each of a class of its own."""
+        items: IndexArray = self.members[self.offsets[classes] + places]
+        return items
+
+    def digest(self) -> str:
+        """Tells one grouping from another."""
+        return digest(self.members) + digest(self.counts)
+
+
+def _distinct(array: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], IndexArray]:
+    """The distinct values, sorted, and the number of each item's value among them."""
+    if array.dtype.kind not in "iub":
+        names, codes = np.unique(array, return_inverse=True)
+        return names, codes.reshape(-1)
+    values = array.view(np.uint8) if array.dtype == bool else array
+    low, high = int(values.min()), int(values.max())
+    if high - low > 4 * len(values) + 65536 or high > np.iinfo(np.int64).max:
+        names, codes = np.unique(array, return_inverse=True)
+        return names, codes.reshape(-1)
+    shifted = values.astype(np.int64) - low  # few possible values: counting is ten times quicker than sorting
+    present = np.bincount(shifted, minlength=high - low + 1) > 0
+    names = (np.flatnonzero(present) + low).astype(array.dtype)
+    return names, (np.cumsum(present) - 1)[shifted]
+
+
+def _sort_stably(codes: IndexArray, classes: int) -> IndexArray:
+    """`argsort(codes, kind="stable")`; NumPy sorts 16-bit integers by radix, which is five times quicker."""
+    if classes <= 1 << 16:
+        return np.argsort(codes.astype(np.uint16), kind="stable")
+    order = np.argsort((codes & 0xFFFF).astype(np.uint16), kind="stable")
+    return order[_sort_stably(codes[order] >> 16, (classes >> 16) + 1)]

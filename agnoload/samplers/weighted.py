@@ -1,0 +1,133 @@
+"""Draws by weight, in float64, for as many weights as fit into memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from agnoload.errors import OptionError
+from agnoload.protocols import IndexArray
+from agnoload.samplers.basic import DRAWS, ChunkedOrder
+from agnoload.samplers.order import ArrayOrder, Order
+from agnoload.samplers.sampler import SeededSampler, digest, positive, vector
+from agnoload.seeding import Purpose, generator
+
+Floats = npt.NDArray[np.float64]
+_SLICE = 1 << 16
+
+
+class WeightedRandomSampler(SeededSampler[int]):
+    """`num_samples` indices drawn in proportion to `weights`; one with weight 0 is never drawn.
+
+    With `replacement` each draw is independent: a binary search in the running sum of the weights, which takes 8 bytes
+    a weight. Without, each draw is among what is left ("successive sampling"), by the keys of Efraimidis and Spirakis,
+    "Weighted random sampling with a reservoir", 2006; that takes 16 bytes a weight, and the weights are kept. All in
+    float64, with no limit on their number. `OptionError` for weights that are negative, not finite or all 0, and for
+    more distinct draws than there are weights above 0.
+
+    >>> sampler = WeightedRandomSampler([0.0, 1.0, 3.0], 1000, seed=0)
+    >>> drawn = list(sampler)
+    >>> drawn.count(0), 700 < drawn.count(2) < 800
+    (0, True)
+    """
+
+    def __init__(
+        self,
+        weights: Any,
+        num_samples: int,
+        replacement: bool = True,
+        generator: Any = None,
+        *,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__(seed=seed, generator=generator)
+        if not isinstance(replacement, (bool, np.bool_)):
+            raise OptionError(f"replacement must be a bool, got {replacement!r}")
+        self.num_samples = positive("num_samples", num_samples)
+        self.replacement = bool(replacement)
+        array = _checked(weights)
+        self.data_length = len(array)
+        if replacement:
+            self._table: Floats = _running_sum(array)
+            return
+        drawable = int(np.count_nonzero(array))
+        if self.num_samples > drawable:
+            raise OptionError(
+                f"num_samples must be at most the number of weights above 0 when replacement is False, got num_samples "
+                f"{self.num_samples} and {drawable} such weights: draw fewer, or with replacement"
+            )
+        self._table = array.astype(np.float64, copy=False)
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    def order(self, seed: int, epoch: int) -> Order:
+        if self.replacement:
+            return WeightedOrder(self._table, self.num_samples, seed, epoch)
+        return ArrayOrder(successive(self._table, self.num_samples, seed, epoch))
+
+    def identity(self) -> str:
+        return f"WeightedRandomSampler({self.num_samples}, {self.replacement}, {digest(self._table)})"
+
+    def __repr__(self) -> str:
+        words = (f"{self.data_length} weights", f"num_samples={self.num_samples}")
+        return self._words(*words, *(() if self.replacement else ("replacement=False",)))
+
+
+class WeightedOrder(ChunkedOrder):
+    """Independent draws by a running sum of weights."""
+
+    def __init__(self, running: Floats, wanted: int, seed: int, epoch: int) -> None:
+        super().__init__(wanted, seed, epoch)
+        self.running = running
+        self.total = running[-1]
+        self.below = np.nextafter(self.total, 0.0)
+
+    def draw(self, rng: np.random.Generator, picked: slice) -> IndexArray:
+        targets = rng.random(DRAWS)[picked]
+        targets *= self.total
+        np.minimum(targets, self.below, out=targets)  # a product may be rounded up to the total
+        return np.searchsorted(self.running, targets, side="right").astype(np.int64, copy=False)
+
+
+def successive(weights: Floats, wanted: int, seed: int, epoch: int) -> IndexArray:
+    """`wanted` distinct indices, each drawn by weight among those that are left, in the order of the draws.
+
+    The smallest values of `exponential / weight` are such draws; their logarithms are compared, so that no weight is
+    too small or too large for it, and a weight of 0 comes after all others.
+    """
+    keys = generator(seed, epoch, Purpose.ORDER).standard_exponential(len(weights))
+    with np.errstate(divide="ignore"):
+        np.log(keys, out=keys)
+        for start in range(0, len(keys), _SLICE):
+            keys[start : start + _SLICE] -= np.log(weights[start : start + _SLICE])
+    if wanted < len(keys):
+        first = np.argpartition(keys, wanted - 1)[:wanted].astype(np.int64)
+        first.sort()  # ties, should there be any, go by index
+        return first[np.argsort(keys[first], kind="stable")]
+    return np.argsort(keys, kind="stable").astype(np.int64, copy=False)
+
+
+def _checked(weights: Any) -> npt.NDArray[Any]:
+    array = vector("weights", weights)
+    if not array.size:
+        raise OptionError("weights must not be empty, got none")
+    if array.dtype.kind not in "fiub":
+        raise OptionError(f"weights must be numbers, got {array.dtype}")
+    low, high = array.min(), array.max()
+    if not (low >= 0 and np.isfinite(high)):  # a NaN anywhere is the least
+        bad = int(np.flatnonzero(~((array >= 0) & np.isfinite(array)))[0])
+        raise OptionError(f"weights must be finite and not negative, got {array[bad]} at index {bad}")
+    if not high > 0:
+        raise OptionError(f"weights must not all be 0, got {len(array)} weights of 0")
+    return array
+
+
+def _running_sum(array: npt.NDArray[Any]) -> Floats:
+    with np.errstate(over="ignore"):
+        running: Floats = np.cumsum(array, dtype=np.float64)
+    if np.isfinite(running[-1]) and running[-1] > 1e-290:
+        return running
+    return np.cumsum(array / np.float64(array.max()))  # the sum over- or underflows: only ratios matter
