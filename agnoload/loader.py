@@ -23,8 +23,8 @@ from agnoload.options import check_options
 from agnoload.plan import BatchPlan, ForeignPlan, OrderPlan, Plan
 from agnoload.pools.inline import InlinePool
 from agnoload.pools.processes import ProcessPool
-from agnoload.pools.threads import ThreadPool
 from agnoload.pools.start import release_server, use_server
+from agnoload.pools.threads import ThreadPool
 from agnoload.protocols import Backend, IndexArray, Pool
 from agnoload.ranks import rank_and_world
 from agnoload.samplers.basic import RandomSampler, SequentialSampler
@@ -274,7 +274,7 @@ class DataLoader(Generic[BatchT]):
         plan = self._plan(place)
         if plan.exhausted and plan.resumed:  # a state of the very end: the next epoch begins
             plan = self._plan(Place(place.epoch + 1))
-        pool, release = self._open_pool(plan)
+        pool, release = self._open_pool()
         try:
             iterator: LoaderIterator[BatchT] = LoaderIterator(
                 plan,
@@ -313,8 +313,8 @@ class DataLoader(Generic[BatchT]):
                 seed = plugins.seed_from(self._generator)
             if seed is None:
                 raise OptionError(
-                    "generator must be a numpy.random.Generator or a generator of an installed backend's framework, got "
-                    f"{type(self._generator).__qualname__}"
+                    "generator must be a numpy.random.Generator or a generator of an installed backend's framework, "
+                    f"got {type(self._generator).__qualname__}"
                 )
             self._seed = seed
 
@@ -371,7 +371,7 @@ class DataLoader(Generic[BatchT]):
     def _stream_plan(self, place: Place) -> Plan:
         raise NotImplementedError
 
-    def _open_pool(self, plan: Plan) -> tuple[Pool, Callable[[Pool], None] | None]:
+    def _open_pool(self) -> tuple[Pool, Callable[[Any], None] | None]:
         """A pool for one iterator, and what takes it back afterwards (None: the iterator ends it)."""
         options = self._options
         if options.num_workers == 0:
@@ -397,7 +397,7 @@ class DataLoader(Generic[BatchT]):
             owned=options.stream,
             reuse=options.persistent_workers,
             restarts=options.max_worker_restarts,
-            attach=self._backend.attach if options.pin_memory and self._backend.pins else None,
+            attach=self._backend.attach if options.pin_memory else None,
             environment=plugins.worker_environment(),
         )
         return pool, take_back
@@ -454,11 +454,15 @@ class DataLoader(Generic[BatchT]):
         """
         place, seed, order_seed = restore(state, self._facts())
         if self._given_seed is not None and seed != self._given_seed:
-            raise StateError(f"this state was saved with seed {seed}, but this loader was given seed {self._given_seed}")
+            raise StateError(
+                f"this state was saved with seed {seed}, but this loader was given seed {self._given_seed}"
+            )
         before, self._seed = self._seed, seed
         if not self._options.stream and self._order_seed() != order_seed and self._generator is None:
             found, self._seed = self._order_seed(), before
-            raise StateError(f"this state was saved with a sampler on seed {order_seed}, but this loader's is on {found}")
+            raise StateError(
+                f"this state was saved with a sampler on seed {order_seed}, but this loader's is on {found}"
+            )
         self._resume = place
         self._progress = None
 

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-
 _NUMBERS = struct.Struct("<10q")
 
 
@@ -38,7 +37,7 @@ class Request(NamedTuple):
     """Samples wanted of a stream."""
 
     def packed(self) -> bytes | None:
-        """As bytes, many times quicker than a pickle; None if its indices are not plain int64 or a number is too large."""
+        """As bytes, far quicker than a pickle; None if its indices are not plain int64 or a number is too large."""
         indices = self.indices
         if type(indices) is not np.ndarray or indices.dtype != np.int64 or indices.ndim != 1:
             return None

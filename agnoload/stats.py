@@ -80,8 +80,6 @@ def _verdict(share: float, busy: tuple[float, ...], workers: int, batches: int) 
     if mean > 0.9:
         return f"waited for data {share:.0%} of the time; {workers} workers {mean:.0%} busy: add workers"
     return (
-        f"waited for data {share:.0%} of the time; {workers} workers only {mean:.0%} busy: samples cost less than their "
-        "transport, so workers do not help; try num_workers=0 or larger batches"
+        f"waited for data {share:.0%} of the time; {workers} workers only {mean:.0%} busy: samples cost less than "
+        "their transport, so workers do not help; try num_workers=0 or larger batches"
     )
-
-

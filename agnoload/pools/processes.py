@@ -42,7 +42,7 @@ from agnoload.pools.worker import (
 )
 from agnoload.transport import byvalue
 from agnoload.transport.arena import LENT_LIMIT, Arena, Attach, Slot
-from agnoload.transport.failures import Described, restore
+from agnoload.transport.failures import restore
 from agnoload.transport.payload import digest, pack
 from agnoload.transport.shared import sending
 from agnoload.transport.wire import Place, decode
@@ -274,8 +274,7 @@ class ProcessPool:
             else:
                 batch = value
             if kind & ERROR:
-                described: Described = batch
-                error, batch = restore(described, f"in worker {worker} (pid {self._pid_of(worker)})"), None
+                error, batch = restore(batch, f"in worker {worker} (pid {self._pid_of(worker)})"), None
         finally:
             if copy or not spans:
                 self._arena.give_back(slot_number)
@@ -384,7 +383,13 @@ class ProcessPool:
             text += "; this request has ended two workers in a row, so it is not loaded again"
         stack = self._control.stack(worker)
         error = WorkerDied(
-            text, worker, pid, code, request.batch if request else None, _plain(request.indices) if request else None, kills
+            text,
+            worker,
+            pid,
+            code,
+            request.batch if request else None,
+            _plain(request.indices) if request else None,
+            kills,
         )
         if stack:
             error.add_note(f"the worker's Python stack at its end:\n{stack}")
@@ -527,8 +532,8 @@ def _warn_about_threads() -> None:
     others = threading.active_count() - 1
     if others > 0:
         warnings.warn(
-            f"multiprocessing_context='fork' copies this process while {others} more thread{'s' * (others > 1)} may hold "
-            "locks that nobody will release in the copy: a worker can hang for ever. Use the default (forkserver)",
+            f"multiprocessing_context='fork' copies this process while {others} more thread{'s' * (others > 1)} may "
+            "hold locks that nobody will release in the copy: a worker can hang for ever. Use the default (forkserver)",
             AgnoloadWarning,
             stacklevel=6,
         )

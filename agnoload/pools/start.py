@@ -153,7 +153,7 @@ def _in_context(worker: int, workers: int, parent: int, fds: list[int], inherite
 @contextlib.contextmanager
 def _hidden_main() -> Iterator[None]:
     main = sys.modules["__main__"]
-    saved = {name: main.__dict__[name] for name in ("__file__", "__spec__") if name in main.__dict__}
+    saved: dict[str, Any] = {name: main.__dict__[name] for name in ("__file__", "__spec__") if name in main.__dict__}
     try:
         main.__dict__.pop("__file__", None)
         main.__spec__ = None
@@ -227,7 +227,9 @@ class ForkServer:
         self._lock = threading.Lock()
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         path = [entry or os.getcwd() for entry in sys.path]
-        code = f"import sys; sys.path[:] = {path!r}; from agnoload.pools.forkserver import serve; serve({theirs.fileno()})"
+        code = (
+            f"import sys; sys.path[:] = {path!r}; from agnoload.pools.forkserver import serve; serve({theirs.fileno()})"
+        )
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
         with theirs:
             self._process = subprocess.Popen(

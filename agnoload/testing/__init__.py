@@ -1,0 +1,5 @@
+"""Checks and fakes for people who extend this library, and for its own tests: they come through the same door."""
+
+from agnoload.testing.backends import check_backend
+
+__all__ = ["check_backend"]
