@@ -1,0 +1,50 @@
+"""Which of how many processes that train together this one is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from agnoload.errors import OptionError
+
+VARIABLES = (
+    ("RANK", "WORLD_SIZE"),
+    ("SLURM_PROCID", "SLURM_NTASKS"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+)
+"""The pairs of environment variables that are looked up, in this order: torchrun and most others, SLURM, Open MPI."""
+
+
+def rank_and_world(
+    backend_world: tuple[int, int] | None = None, environ: Mapping[str, str] | None = None
+) -> tuple[int, int]:
+    """This process's rank and the number of processes: from the environment, else from a backend, else (0, 1).
+
+    A pair of variables counts when both are set. `OptionError` for what is no rank: `0 <= rank < world size` must hold.
+
+    >>> rank_and_world(environ={"RANK": "1", "WORLD_SIZE": "4"})
+    (1, 4)
+    >>> rank_and_world(backend_world=(2, 3), environ={})
+    (2, 3)
+    >>> rank_and_world(environ={})
+    (0, 1)
+    """
+    found = os.environ if environ is None else environ
+    for rank_name, world_name in VARIABLES:
+        if found.get(rank_name) and found.get(world_name):
+            where = f"the environment variables {rank_name}={found[rank_name]} and {world_name}={found[world_name]}"
+            try:
+                rank, world = int(found[rank_name]), int(found[world_name])
+            except ValueError:
+                raise OptionError(f"{where} must be integers: correct or unset them") from None
+            return check_rank(rank, world, where)
+    if backend_world is not None:
+        return check_rank(*backend_world, "the backend's rank and world size")
+    return 0, 1
+
+
+def check_rank(rank: int, world: int, where: str) -> tuple[int, int]:
+    """`(rank, world)` if they can be, else `OptionError` that begins with `where`."""
+    if world < 1 or not 0 <= rank < world:
+        raise OptionError(f"{where} must satisfy 0 <= rank < world size, got rank {rank} and world size {world}")
+    return rank, world
