@@ -121,7 +121,8 @@ def test_objects_that_know_how_to_become_arrays_are_converted_once():
 @given(indices=st.lists(st.integers(-5, 4), min_size=1, max_size=12))
 def test_a_gathered_batch_is_what_collating_its_samples_gives(indices):
     both = StackDataset(
-        a=ArrayDataset(numbers(5), np.arange(5, dtype=np.uint8)), b=Subset(ArrayDataset(z=[0.5, 1.5, 2.5, 3.5]), [3, 1, 0, 2, -1])
+        a=ArrayDataset(numbers(5), np.arange(5, dtype=np.uint8)),
+        b=Subset(ArrayDataset(z=[0.5, 1.5, 2.5, 3.5]), [3, 1, 0, 2, -1]),
     )
     part = ConcatDataset([Subset(both, [4, 4, 0]), both])
     for dataset, shift in ((both, 0), (part, 1)):

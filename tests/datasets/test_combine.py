@@ -86,7 +86,14 @@ def test_subset_takes_indices_in_their_order_and_masks():
 
 @pytest.mark.parametrize(
     ("indices", "words"),
-    [([0, 4], "4 .*length 4"), ([-5], "-5"), ([0.5], "float64"), ([True], r"4 samples.*\(1,\)"), ([[0]], "shape"), (5, "5")],
+    [
+        ([0, 4], "4 .*length 4"),
+        ([-5], "-5"),
+        ([0.5], "float64"),
+        ([True], r"4 samples.*\(1,\)"),
+        ([[0]], "shape"),
+        (5, "5"),
+    ],
 )
 def test_subset_refuses_what_the_dataset_cannot_have(indices, words):
     with pytest.raises(OptionError, match=words):
@@ -105,7 +112,7 @@ def test_a_batch_put_together_by_the_dataset_comes_out_of_a_subset_as_it_is():
     batch = getitems_of(Subset(Many(5, batch=True), [4, 2]))([1, 0])
     assert isinstance(batch, Batch)
     assert batch.data.tolist() == [2, 4]
-    assert getitems_of(Many(5, batch=True) + [7])([4, 5]) == [4, 7]
+    assert getitems_of(ConcatDataset([Many(5, batch=True), [7]]))([4, 5]) == [4, 7]
 
 
 def test_wrappers_of_what_has_no_getitems_offer_none():
@@ -201,10 +208,12 @@ def test_concat_of_concats_is_one_sequence(sizes, data):
 
 
 def test_all_of_them_pickle_and_say_what_they_are():
-    subset = Subset(StackDataset(Many(3), [1, 2, 3]).map(str) + ["x"], [0, 3])
+    subset = Subset(ConcatDataset([StackDataset(Many(3), [1, 2, 3]).map(str), ["x"]]), [0, 3])
     again = pickle.loads(pickle.dumps(subset))
     assert list(again) == ["(0, 1)", "x"]
-    assert repr(Subset([5, 6], [0]).map(str) + [7]) == "ConcatDataset([Subset(1 of [5, 6]).map(str), [7]])"
+    assert (
+        repr(ConcatDataset([Subset([5, 6], [0]).map(str), [7]])) == "ConcatDataset([Subset(1 of [5, 6]).map(str), [7]])"
+    )
     assert repr(StackDataset(a=[1], b="x")) == "StackDataset(a=[1], b='x')"
     assert repr(Batch([1])) == "Batch([1])"
 

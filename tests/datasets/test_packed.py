@@ -16,7 +16,9 @@ from agnoload.errors import OptionError
 
 texts = st.lists(st.text(st.characters(), max_size=6), max_size=8)
 objects = st.lists(st.one_of(st.text(max_size=3), st.binary(max_size=3), st.integers(), st.none()), max_size=8)
-slices = st.builds(slice, *[st.one_of(st.none(), st.integers(-9, 9)) for _ in range(2)], st.sampled_from([None, 1, 2, 3, -1, -2]))
+slices = st.builds(
+    slice, *[st.one_of(st.none(), st.integers(-9, 9)) for _ in range(2)], st.sampled_from([None, 1, 2, 3, -1, -2])
+)
 
 
 @given(st.one_of(texts, st.lists(st.binary(max_size=6), max_size=8), objects), slices)
