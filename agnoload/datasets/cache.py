@@ -103,7 +103,7 @@ class CachedDataset(Dataset[T_co]):
     def __getitem__(self, index: Any, /) -> T_co:
         place = checked_index(index, self._length, "a CachedDataset")
         generation = int(self._counters[GENERATION])
-        record = self._copy_record(place)
+        record = self._copy_record(place, generation)
         if record is not None and generation == self._counters[GENERATION]:
             self._count(HITS)
             return _decode(record)  # type: ignore[no-any-return]
@@ -112,11 +112,13 @@ class CachedDataset(Dataset[T_co]):
         self._keep(place, sample, generation)
         return sample  # type: ignore[no-any-return]
 
-    def _copy_record(self, place: int) -> npt.NDArray[np.uint8] | None:
+    def _copy_record(self, place: int, generation: int) -> npt.NDArray[np.uint8] | None:
         start = int(self._table[place])
         if not start:
             return None
         size = int(self._shared.bytes[start : start + 8].view(np.int64)[0])
+        if generation != self._counters[GENERATION]:
+            return None  # the size may be that of nothing
         return self._shared.bytes[start : start + size].copy()
 
     def _count(self, what: int) -> None:
