@@ -166,7 +166,8 @@ def draw(results: Results, path: Path = CHART) -> None:
         chart, axes = pyplot.subplots(figsize=(9, 0.5 * len(names) + 1.1))
         axes.barh([HEADLINES[n].what.replace("`", "") for n in names], ratios, color="#2a6f97", height=0.62)
         axes.set_xscale("log")
-        axes.set_xlim(min(0.5, *ratios), max(ratios) * 12)
+        axes.set_xlim(min(1, *ratios) * 0.9, max(ratios) * 12)
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
         for row, (name, ratio) in enumerate(zip(names, ratios, strict=True)):
             pair = " against ".join(results.cell(name, loader, spread=False) for loader in ["agnoload", "torch"])
             axes.text(ratio * 1.08, row, f"{figure(ratio)} x   ({pair})", va="center", fontsize=9)

@@ -32,7 +32,7 @@ class Digits(agnoload.Dataset):
     def __len__(self) -> int:
         return len(self.labels)
 
-    def __getitem__(self, index: int) -> tuple[np.ndarray, np.int64]:
+    def __getitem__(self, index: int) -> tuple[np.ndarray, np.int32]:
         image = self.images[index]
         if self.shift:  # by up to one pixel each way; the same draw whichever worker loads this sample
             down, right = agnoload.sample_rng().integers(0, 3, size=2)
@@ -44,6 +44,7 @@ def load(backend: str, seed: int) -> tuple[agnoload.DataLoader, agnoload.DataLoa
     """The loaders for training and for testing; all that follows depends on the framework, this does not."""
     images, labels = load_digits(return_X_y=True)
     images = (images / 16).astype(np.float32).reshape(-1, 8, 8)
+    labels = labels.astype(np.int32)  # JAX has no int64 by default
     order = np.random.default_rng(seed).permutation(len(labels))
     train, test = order[:1400], order[1400:]
     training = agnoload.DataLoader(
@@ -96,7 +97,7 @@ def train_torch(epochs: Iterable[int], training: Iterable[Any], seed: int) -> Pr
     optimizer = torch.optim.Adam(model.parameters(), lr=RATE)
     for _ in epochs:
         for x, y in training:
-            loss = torch.nn.functional.cross_entropy(model(x), y)
+            loss = torch.nn.functional.cross_entropy(model(x), y.long())
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
