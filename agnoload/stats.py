@@ -16,6 +16,12 @@ class Stats:
 
     `wait_*` is how long `next()` waited for data, in all and as percentiles over batches; `busy` the share of the time
     that each worker was loading; `failed` the index and error of each sample that was skipped or replaced.
+
+    >>> from agnoload import DataLoader
+    >>> loader = DataLoader(range(10), 4)
+    >>> for batch in loader: pass
+    >>> loader.stats().batches, loader.stats().samples
+    (3, 10)
     """
 
     batches: int

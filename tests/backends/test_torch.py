@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from agnoload import AgnoloadWarning, BackendUnavailable, CollateError, OptionError, get_backend, plugins
-from agnoload.testing_backend import _Slots
+from agnoload.testing.backends import _Slots
 
 torch = pytest.importorskip("torch")
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
