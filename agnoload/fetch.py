@@ -125,16 +125,22 @@ class Fetcher:
                     return self._streamed(request, empty, started)
                 return self._mapped(request, empty, started)
             except (Exception, GeneratorExit) as error:
-                return Reply(request.number, self._worker, error=_named(error, request), started=started)
+                return Reply(
+                    request.number,
+                    self._worker,
+                    error=_named(error, request),
+                    started=started,
+                    finished=time.monotonic(),
+                )
 
     def _gathered(self, request: Request, empty: Empty, started: float) -> Reply:
         try:
             batch = self._gather(request.indices, empty)  # type: ignore[misc]
         except Exception as error:
-            return Reply(request.number, self._worker, error=_named(error, request), started=started)
-        return Reply(
-            request.number, self._worker, batch, samples=len(request.indices), fetched=time.monotonic(), started=started
-        )
+            return Reply(
+                request.number, self._worker, error=_named(error, request), started=started, finished=time.monotonic()
+            )
+        return self._reply(request, batch, len(request.indices), started, time.monotonic(), None)
 
     def _mapped(self, request: Request, empty: Empty, started: float) -> Reply:
         if not self._batched:
@@ -161,9 +167,8 @@ class Fetcher:
         self, request: Request, batch: Any, samples: int, started: float, fetched: float, extras: dict[str, Any] | None,
         end: bool = False,
     ) -> Reply:  # fmt: skip
-        return Reply(
-            request.number, self._worker, batch, None, samples, end, extras, started, fetched, time.monotonic()
-        )
+        now = time.monotonic()
+        return Reply(request.number, self._worker, batch, None, samples, end, extras, started, fetched, now, now)
 
     # ------------------------------------------------------------------------------------------------ samples
 

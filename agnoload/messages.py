@@ -77,8 +77,9 @@ class Reply(NamedTuple):
     """Rare things: failures, log records, warnings, a stream's state, left-over samples."""
     started: float = 0.0
     fetched: float = 0.0
+    collated: float = 0.0
     finished: float = 0.0
-    """Seconds of `time.monotonic`: the request was taken up, its samples were there, the batch was encoded."""
+    """Seconds of `time.monotonic`: the request was taken up, its samples were there, its batch, its way was paved."""
     nbytes: int = 0
 
 

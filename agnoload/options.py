@@ -25,7 +25,8 @@ class Options:
     shuffle: bool
     sampler: Any
     batch_sampler: Any
-    num_workers: int
+    num_workers: int | None
+    """None: to be chosen."""
     collate_fn: Callable[[Any], Any] | None
     pin_memory: bool
     drop_last: bool
@@ -176,7 +177,9 @@ def _check_batch_sampler(batch_size: Any, shuffle: Any, sampler: Any, drop_last:
         raise OptionError(f"batch_sampler excludes batch_size, shuffle, sampler and drop_last, got {', '.join(given)}")
 
 
-def _workers(value: Any) -> int:
+def _workers(value: Any) -> int | None:
+    if isinstance(value, str) and value == "auto":
+        return None
     return _integer("num_workers", value, 0, "a non-negative int or 'auto'")
 
 

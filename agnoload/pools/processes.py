@@ -245,7 +245,7 @@ class ProcessPool:
 
     def _take(
         self, number: int, slot_number: int, worker: int, kind: int, offset: int, nbytes: int, spans: int, end: int,
-        samples: int, started: float, fetched: float, finished: float,
+        samples: int, started: float, fetched: float, collated: float, finished: float,
     ) -> None:  # fmt: skip
         place = Place(offset, nbytes, spans, end)
         slot = self._arena[slot_number]
@@ -279,7 +279,20 @@ class ProcessPool:
             if copy or not spans:
                 self._arena.give_back(slot_number)
         self._ready.append(
-            Reply(number, worker, batch, error, samples, bool(kind & END), extras, started, fetched, finished, end)
+            Reply(
+                number,
+                worker,
+                batch,
+                error,
+                samples,
+                bool(kind & END),
+                extras,
+                started,
+                fetched,
+                collated,
+                finished,
+                end,
+            )
         )
         if self._backlog:
             self._send(self._backlog.popleft())
