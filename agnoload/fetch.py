@@ -10,7 +10,7 @@ import numpy as np
 
 from agnoload import plugins, seeding
 from agnoload.collate import collate, default_convert, install_registry, registry_snapshot, set_to_numpy
-from agnoload.datasets import Batch, gather_of
+from agnoload.datasets import Batch, gather_of, getitems_of
 from agnoload.errors import CollateError, OptionError, SampleStopped
 from agnoload.messages import EMPTY, Failure, Reply, Request
 from agnoload.protocols import Backend, Empty, IndexArray
@@ -73,7 +73,7 @@ class Fetcher:
         self._globals = _Globals(self._context, restore=not self._isolated, leave=self._threaded)
         self._reader: StreamReader | None = None
         self._reader_epoch = -1
-        self._getitems = getattr(self.dataset, "__getitems__", None)
+        self._getitems = None if self._stream else getitems_of(self.dataset)
         plain = self._batched and self.collate_fn is None and self._on_error == "raise" and not self._stream
         self._gather = gather_of(self.dataset) if plain else None
         self._collate_into = getattr(self.collate_fn, "accepts_empty", False)
@@ -125,14 +125,22 @@ class Fetcher:
                     return self._streamed(request, empty, started)
                 return self._mapped(request, empty, started)
             except (Exception, GeneratorExit) as error:
-                return Reply(request.number, self._worker, error=_named(error, request), started=started)
+                return Reply(
+                    request.number,
+                    self._worker,
+                    error=_named(error, request),
+                    started=started,
+                    finished=time.monotonic(),
+                )
 
     def _gathered(self, request: Request, empty: Empty, started: float) -> Reply:
         try:
             batch = self._gather(request.indices, empty)  # type: ignore[misc]
         except Exception as error:
-            return Reply(request.number, self._worker, error=_named(error, request), started=started)
-        return Reply(request.number, self._worker, batch, samples=len(request.indices), fetched=time.monotonic(), started=started)
+            return Reply(
+                request.number, self._worker, error=_named(error, request), started=started, finished=time.monotonic()
+            )
+        return self._reply(request, batch, len(request.indices), started, time.monotonic(), None)
 
     def _mapped(self, request: Request, empty: Empty, started: float) -> Reply:
         if not self._batched:
@@ -159,9 +167,8 @@ class Fetcher:
         self, request: Request, batch: Any, samples: int, started: float, fetched: float, extras: dict[str, Any] | None,
         end: bool = False,
     ) -> Reply:  # fmt: skip
-        return Reply(
-            request.number, self._worker, batch, None, samples, end, extras, started, fetched, time.monotonic()
-        )
+        now = time.monotonic()
+        return Reply(request.number, self._worker, batch, None, samples, end, extras, started, fetched, now, now)
 
     # ------------------------------------------------------------------------------------------------ samples
 
@@ -208,9 +215,9 @@ class Fetcher:
                     raise OptionError(f"on_error must return 'raise', 'skip' or 'replace', got {action!r}") from error
                 failures.append(Failure(key, f"{type(error).__name__}: {error}"))
                 if action == "replace":
-                    stand_in, key = self._replacement(keys, item, request, error)
+                    stand_in, stand_in_key = self._replacement(keys, item, request, error)
                     samples.append(stand_in)
-                    kept.append(key)
+                    kept.append(stand_in_key)
         self._context.item = 0
         return samples, kept, failures
 
@@ -246,7 +253,9 @@ class Fetcher:
         except CollateError as error:
             named = [keys[item] for item in error.items if keys is not None and item < len(keys)]
             if named:
-                error.add_note(f"indices {' and '.join(map(repr, named))} of batch {request.batch}, epoch {request.epoch}")
+                error.add_note(
+                    f"indices {' and '.join(map(repr, named))} of batch {request.batch}, epoch {request.epoch}"
+                )
             raise
         except (Exception, GeneratorExit) as error:
             where = f"while batch {request.batch} of epoch {request.epoch} was collated"
@@ -312,7 +321,9 @@ def _named(error: BaseException, request: Request) -> BaseException:
 def _stopped(error: BaseException, where: str) -> BaseException:
     """User code's StopIteration must not be taken for the end of the data; anything else stays what it is."""
     if isinstance(error, (StopIteration, GeneratorExit)):
-        stopped = SampleStopped(f"{type(error).__name__} was raised {where}: it is an error there, not the end of the data")
+        stopped = SampleStopped(
+            f"{type(error).__name__} was raised {where}: it is an error there, not the end of the data"
+        )
         stopped.__cause__ = error
         return stopped
     error.add_note(where)

@@ -17,7 +17,7 @@ from agnoload.plan import Cut, Plan
 from agnoload.protocols import Backend, Pool
 from agnoload.state import Place
 from agnoload.stats import Recorder
-from agnoload.tree import map_leaves
+from agnoload.tree import map_leaves, walk
 from agnoload.window import Window
 
 BatchT = TypeVar("BatchT")
@@ -74,6 +74,7 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
         self._closed = False
         self._failed: str | None = None
         self._yielded = 0
+        self._since: float | None = None
         self.place = plan.place
         self.epoch = plan.epoch
         self._finalizer = weakref.finalize(self, _close, pool, release, os.getpid())
@@ -87,6 +88,7 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
                 raise AgnoloadError(f"this iterator has ended with an error ({self._failed}): make a new one")
             raise StopIteration
         began = time.monotonic()
+        since = self._since or began
         try:
             due = self._take()
             if due is None:
@@ -103,7 +105,10 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
         self._yielded += 1
         self._account(number)
         now = time.monotonic()
-        self._recorder.delivered(reply, now - began, now)
+        self._since = now
+        if not reply.nbytes:  # it did not travel
+            reply = reply._replace(nbytes=sum(leaf.nbytes for _, leaf in walk(reply.batch) if hasattr(leaf, "nbytes")))
+        self._recorder.delivered(reply, since, began, now)
         return batch  # type: ignore[no-any-return]
 
     def close(self) -> None:

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-
 _NUMBERS = struct.Struct("<10q")
 
 
@@ -38,7 +37,7 @@ class Request(NamedTuple):
     """Samples wanted of a stream."""
 
     def packed(self) -> bytes | None:
-        """As bytes, many times quicker than a pickle; None if its indices are not plain int64 or a number is too large."""
+        """As bytes, far quicker than a pickle; None if its indices are not plain int64 or a number is too large."""
         indices = self.indices
         if type(indices) is not np.ndarray or indices.dtype != np.int64 or indices.ndim != 1:
             return None
@@ -78,8 +77,9 @@ class Reply(NamedTuple):
     """Rare things: failures, log records, warnings, a stream's state, left-over samples."""
     started: float = 0.0
     fetched: float = 0.0
+    collated: float = 0.0
     finished: float = 0.0
-    """Seconds of `time.monotonic`: the request was taken up, its samples were there, the batch was encoded."""
+    """Seconds of `time.monotonic`: the request was taken up, its samples were there, its batch, its way was paved."""
     nbytes: int = 0
 
 

@@ -25,7 +25,8 @@ class Options:
     shuffle: bool
     sampler: Any
     batch_sampler: Any
-    num_workers: int
+    num_workers: int | None
+    """None: to be chosen."""
     collate_fn: Callable[[Any], Any] | None
     pin_memory: bool
     drop_last: bool
@@ -89,9 +90,13 @@ def check_options(
         _check_batch_sampler(batch_size, shuffle, sampler, drop_last)
         batch_size = None
     elif batch_size is None and drop_last:
-        raise OptionError("batch_size=None and drop_last=True exclude each other: there are no batches to be incomplete")
+        raise OptionError(
+            "batch_size=None and drop_last=True exclude each other: there are no batches to be incomplete"
+        )
     if getattr(sampler, "yields_batches", False):
-        raise OptionError(f"sampler must yield indices, got {sampler!r}, which yields batches: pass it as batch_sampler")
+        raise OptionError(
+            f"sampler must yield indices, got {sampler!r}, which yields batches: pass it as batch_sampler"
+        )
     if on_error not in ("raise", "skip", "replace") and not callable(on_error):
         raise OptionError(f"on_error must be 'raise', 'skip', 'replace' or a callable, got {on_error!r}")
     if worker_type not in ("process", "thread"):
@@ -104,9 +109,7 @@ def check_options(
     if not isinstance(pin_memory_device, str):
         raise OptionError(f"pin_memory_device must be a str, got {pin_memory_device!r}")
     if pin_memory_device and device is None:
-        _warn(
-            "pin_memory_device does nothing: pinned memory serves every device. Use device= to have batches there"
-        )
+        _warn("pin_memory_device does nothing: pinned memory serves every device. Use device= to have batches there")
     return Options(
         dataset=dataset,
         stream=stream,
@@ -122,7 +125,9 @@ def check_options(
         worker_init_fn=worker_init_fn,
         context=multiprocessing_context,
         generator=generator,
-        prefetch_factor=2 if prefetch_factor is None else _integer("prefetch_factor", prefetch_factor, 1, "a positive int"),
+        prefetch_factor=2
+        if prefetch_factor is None
+        else _integer("prefetch_factor", prefetch_factor, 1, "a positive int"),
         persistent_workers=_flag("persistent_workers", persistent_workers),
         in_order=_flag("in_order", in_order),
         device=device,
@@ -172,7 +177,9 @@ def _check_batch_sampler(batch_size: Any, shuffle: Any, sampler: Any, drop_last:
         raise OptionError(f"batch_sampler excludes batch_size, shuffle, sampler and drop_last, got {', '.join(given)}")
 
 
-def _workers(value: Any) -> int:
+def _workers(value: Any) -> int | None:
+    if isinstance(value, str) and value == "auto":
+        return None
     return _integer("num_workers", value, 0, "a non-negative int or 'auto'")
 
 

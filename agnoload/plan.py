@@ -84,7 +84,6 @@ class Plan:
         self._next = self._pull()
         return cut, number
 
-
     def answered(self, cut: Cut, reply: Reply) -> None:
         """The reply to a batch of this plan has come out of the window."""
 
@@ -104,7 +103,7 @@ class OrderPlan(Plan):
         self._drop_last = drop_last
         super().__init__(epoch, seed, place)
 
-    def _cuts(self, position: int) -> Iterator[Cut]:  # noqa: ARG002
+    def _cuts(self, position: int) -> Iterator[Cut]:
         order, size = self._order, self._size or 1
         total = len(order)
         if self._drop_last:
@@ -130,7 +129,7 @@ class BatchPlan(Plan):
         self._batches = batches.after(place.position) if place.position else batches
         super().__init__(epoch, seed, place)
 
-    def _cuts(self, position: int) -> Iterator[Cut]:  # noqa: ARG002
+    def _cuts(self, position: int) -> Iterator[Cut]:
         batches = self._batches
         for number in range(len(batches)):
             yield Cut(
@@ -162,7 +161,9 @@ class ForeignPlan(Plan):
                 if start >= position:
                     yield Cut(keys, start, 1, self._rank, at)
                 elif at > position:
-                    raise StateError(f"position {position} of the state lies inside a batch of positions {start} to {at - 1}")
+                    raise StateError(
+                        f"position {position} of the state lies inside a batch of positions {start} to {at - 1}"
+                    )
             return
         for _ in islice(items, position):
             at += 1

@@ -61,7 +61,7 @@ def load(point: EntryPoint) -> type[Backend]:
     except Exception as error:
         raise _broken(point, f"{type(error).__name__}: {error}") from error
     if not (isinstance(found, type) and issubclass(found, Backend)):
-        raise _broken(point, f"it must name a subclass of agnoload.Backend, got {found!r}")
+        raise _broken(point, f"it names {found!r}, which is no subclass of agnoload.Backend")
     return found
 
 

@@ -575,7 +575,7 @@ class _Plan:
             raise collate_error(
                 path,
                 (item,),
-                f"{path_text(path)} must have rows to be counted, or be an int, but item {item} is {value!r}",
+                f"an index field counts it, so it must have rows or be an int, but item {item} is {value!r}",
             ) from None
 
 

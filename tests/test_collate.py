@@ -675,3 +675,9 @@ def test_convert_leaves_what_is_only_convertible_alone() -> None:
 
     picture = Picture()
     assert default_convert([picture])[0] is picture
+
+
+def test_tensors_of_a_real_framework_are_batched() -> None:
+    torch = pytest.importorskip("torch")
+    same(default_collate([torch.tensor([1, i]) for i in range(2)]), np.array([[1, 0], [1, 1]]))
+    same(default_convert((torch.tensor(1.5), {"n": 2})), (np.array(1.5, np.float32), {"n": 2}))

@@ -15,7 +15,7 @@ BACKENDS = ROOT / "backends"
 
 LAYERS = [
     {"errors", "messages", "protocols", "worker_info"},
-    {"tree", "seeding", "ranks"},
+    {"tree", "seeding", "ranks", "cores"},
     {"datasets", "streams", "samplers", "collate", "ragged", "transport"},
     {"fetch", "window", "state", "plan", "stats", "plugins"},
     {"pools"},

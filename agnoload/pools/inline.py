@@ -20,7 +20,7 @@ class InlinePool:
     def submit(self, request: Request) -> None:
         self._requests.append(request)
 
-    def receive(self, timeout: float | None = None) -> Reply:  # noqa: ARG002, nobody else could end the wait
+    def receive(self, timeout: float | None = None) -> Reply:
         return self._fetch(self._requests.popleft(), np.empty)
 
     def ready(self) -> bool:

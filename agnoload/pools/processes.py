@@ -42,7 +42,7 @@ from agnoload.pools.worker import (
 )
 from agnoload.transport import byvalue
 from agnoload.transport.arena import LENT_LIMIT, Arena, Attach, Slot
-from agnoload.transport.failures import Described, restore
+from agnoload.transport.failures import restore
 from agnoload.transport.payload import digest, pack
 from agnoload.transport.shared import sending
 from agnoload.transport.wire import Place, decode
@@ -245,7 +245,7 @@ class ProcessPool:
 
     def _take(
         self, number: int, slot_number: int, worker: int, kind: int, offset: int, nbytes: int, spans: int, end: int,
-        samples: int, started: float, fetched: float, finished: float,
+        samples: int, started: float, fetched: float, collated: float, finished: float,
     ) -> None:  # fmt: skip
         place = Place(offset, nbytes, spans, end)
         slot = self._arena[slot_number]
@@ -274,13 +274,25 @@ class ProcessPool:
             else:
                 batch = value
             if kind & ERROR:
-                described: Described = batch
-                error, batch = restore(described, f"in worker {worker} (pid {self._pid_of(worker)})"), None
+                error, batch = restore(batch, f"in worker {worker} (pid {self._pid_of(worker)})"), None
         finally:
             if copy or not spans:
                 self._arena.give_back(slot_number)
         self._ready.append(
-            Reply(number, worker, batch, error, samples, bool(kind & END), extras, started, fetched, finished, end)
+            Reply(
+                number,
+                worker,
+                batch,
+                error,
+                samples,
+                bool(kind & END),
+                extras,
+                started,
+                fetched,
+                collated,
+                finished,
+                end,
+            )
         )
         if self._backlog:
             self._send(self._backlog.popleft())
@@ -384,7 +396,13 @@ class ProcessPool:
             text += "; this request has ended two workers in a row, so it is not loaded again"
         stack = self._control.stack(worker)
         error = WorkerDied(
-            text, worker, pid, code, request.batch if request else None, _plain(request.indices) if request else None, kills
+            text,
+            worker,
+            pid,
+            code,
+            request.batch if request else None,
+            _plain(request.indices) if request else None,
+            kills,
         )
         if stack:
             error.add_note(f"the worker's Python stack at its end:\n{stack}")
@@ -527,8 +545,8 @@ def _warn_about_threads() -> None:
     others = threading.active_count() - 1
     if others > 0:
         warnings.warn(
-            f"multiprocessing_context='fork' copies this process while {others} more thread{'s' * (others > 1)} may hold "
-            "locks that nobody will release in the copy: a worker can hang for ever. Use the default (forkserver)",
+            f"multiprocessing_context='fork' copies this process while {others} more thread{'s' * (others > 1)} may "
+            "hold locks that nobody will release in the copy: a worker can hang for ever. Use the default (forkserver)",
             AgnoloadWarning,
             stacklevel=6,
         )

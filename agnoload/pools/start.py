@@ -153,7 +153,7 @@ def _in_context(worker: int, workers: int, parent: int, fds: list[int], inherite
 @contextlib.contextmanager
 def _hidden_main() -> Iterator[None]:
     main = sys.modules["__main__"]
-    saved = {name: main.__dict__[name] for name in ("__file__", "__spec__") if name in main.__dict__}
+    saved: dict[str, Any] = {name: main.__dict__[name] for name in ("__file__", "__spec__") if name in main.__dict__}
     try:
         main.__dict__.pop("__file__", None)
         main.__spec__ = None
@@ -227,7 +227,9 @@ class ForkServer:
         self._lock = threading.Lock()
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         path = [entry or os.getcwd() for entry in sys.path]
-        code = f"import sys; sys.path[:] = {path!r}; from agnoload.pools.forkserver import serve; serve({theirs.fileno()})"
+        code = (
+            f"import sys; sys.path[:] = {path!r}; from agnoload.pools.forkserver import serve; serve({theirs.fileno()})"
+        )
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
         with theirs:
             self._process = subprocess.Popen(
@@ -236,6 +238,8 @@ class ForkServer:
                 pass_fds=[theirs.fileno()],
                 env={**os.environ, **THREADS},
             )
+        # At exit the newest finalizers run first: the pools that it serves have ended by then.
+        self.stop = weakref.finalize(self, _stop, self._socket, self._process, self.owner)
 
     def start(self, start: Start, extra: list[int]) -> Process:
         """Have a worker forked."""
@@ -254,13 +258,14 @@ class ForkServer:
     def running(self) -> bool:
         return self._process.poll() is None
 
-    def stop(self) -> None:
-        """End the server; workers that it has forked are not its to end."""
-        self._socket.close()
-        if os.getpid() == self.owner:
-            self._process.wait()
-        else:
-            self._process.returncode = 0  # not our child: nothing to wait for
+
+def _stop(connection: socket.socket, process: subprocess.Popen[bytes], owner: int) -> None:
+    """End the server; workers that it has forked are not its to end."""
+    connection.close()
+    if os.getpid() == owner:
+        process.wait()
+    else:
+        process.returncode = 0  # not our child: nothing to wait for
 
 
 _current: ForkServer | None = None

@@ -13,7 +13,8 @@ from typing import Any
 
 from agnoload.errors import AgnoloadError, AgnoloadWarning, WorkerTimeout
 from agnoload.messages import Reply, Request
-from agnoload.pools.processes import SILENCE, WorkerFetch, describe_request
+from agnoload.pools.processes import SILENCE, describe_request
+from agnoload.pools.worker import WorkerFetch
 from agnoload.transport.recycled import Recycled
 
 

@@ -139,9 +139,13 @@ class SeededSampler(Sampler[T_co]):
 
     def standalone_seed(self) -> int:
         """The seed that it runs on when it is iterated by itself."""
+        return effective_seed(self, None, self.draw_seed_once())
+
+    def draw_seed_once(self, seed: int | None = None) -> int:
+        """The seed that stands in where none was given; drawn at the first call, unless that names it."""
         if self._drawn is None:
-            self._drawn = draw_seed()
-        return effective_seed(self, None, self._drawn)
+            self._drawn = draw_seed() if seed is None else seed
+        return self._drawn
 
     def _walk(self, epoch: int) -> Iterator[Any]:
         seed = self.standalone_seed()

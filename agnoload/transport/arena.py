@@ -78,10 +78,10 @@ class Mapping:
             self.attached = True
             # Through an array of its own: one made from `self` would keep the mapping alive for ever.
             borrowed = (ctypes.c_ubyte * self.nbytes).from_address(self.address)
-            self._undo.append(attach(np.frombuffer(borrowed, np.uint8)))
+            self._undo.append(attach(np.ctypeslib.as_array(borrowed)))
 
-    def array(self) -> npt.NDArray[np.uint8]:
-        """All bytes, as an array that keeps the mapping alive."""
+    def array(self) -> Any:
+        """All bytes, as an array of uint8 that keeps the mapping alive."""
         return np.asarray(self)
 
 
@@ -103,6 +103,10 @@ class Lease:
     def __init__(self, mapping: Mapping, nbytes: int) -> None:
         self.mapping = mapping
         self.__array_interface__ = _interface(mapping.address, nbytes)
+
+    def array(self) -> Any:
+        """The bytes that it is for, as an array of uint8 that keeps it alive."""
+        return np.asarray(self)
 
 
 class Slot:
@@ -163,7 +167,7 @@ class Slot:
         """The offset of memory that already lies in this slot, in the present mapping or one it has outgrown."""
         for mapping in (self.mapping, *self._old):
             offset = address - mapping.address
-            if 0 <= offset and offset + nbytes <= mapping.nbytes:
+            if offset >= 0 and offset + nbytes <= mapping.nbytes:
                 return offset
         return None
 

@@ -12,7 +12,6 @@ import pickle
 import struct
 from typing import Any, NamedTuple
 
-import cloudpickle
 import numpy as np
 
 from agnoload.transport import byvalue
@@ -71,7 +70,8 @@ def decode(place: Place, slot: Slot, arena: Arena | None, copy: bool = False) ->
         return pickle.loads(header)
     start = aligned(place.offset + place.nbytes)
     spans = struct.unpack_from(f"{2 * place.spans}q", view, start)
+    pairs = zip(spans[::2], spans[1::2], strict=True)
     if copy or arena is None:
-        return pickle.loads(header, buffers=[bytearray(view[o : o + n]) for o, n in zip(spans[::2], spans[1::2])])
-    memory = memoryview(np.asarray(arena.lend(slot, start)))
-    return pickle.loads(header, buffers=[memory[o : o + n] for o, n in zip(spans[::2], spans[1::2])])
+        return pickle.loads(header, buffers=[bytearray(view[offset : offset + n]) for offset, n in pairs])
+    memory = memoryview(arena.lend(slot, start).array())
+    return pickle.loads(header, buffers=[memory[offset : offset + n] for offset, n in pairs])

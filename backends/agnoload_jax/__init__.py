@@ -43,6 +43,7 @@ class JaxBackend(Backend):
         return import_module("agnoload_jax.arrays")
 
     def check(self, device: Any = None, pin_memory: bool = False) -> Any:
+        self.require()
         target = None if device is None else self._arrays.resolve(device)
         if self._checked and target != self._target:
             raise OptionError(

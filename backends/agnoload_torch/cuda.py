@@ -57,16 +57,17 @@ def fence() -> Callable[[], bool]:
 def _busy_streams() -> Iterator[Any]:
     for index in range(torch.cuda.device_count()):
         if torch._C._cuda_hasPrimaryContext(index):
-            for stream in (torch.cuda.current_stream(index), torch.cuda.default_stream(index), *_pool(index)):
-                if not stream.query():
-                    yield stream
+            streams = (torch.cuda.current_stream(index), torch.cuda.default_stream(index), *_pool(index))
+            yield from (
+                stream for stream in {each.cuda_stream: each for each in streams}.values() if not stream.query()
+            )
 
 
 @cache
 def _pool(index: int) -> tuple[Any, ...]:
     """The streams that torch gives out on a device: a fixed number, in turn, so that asking on finds them all."""
     found: dict[int, Any] = {}
-    for priority in (0, -1):
+    for priority in (0, -1):  # as documented: normal and high
         while (stream := torch.cuda.Stream(index, priority=priority)).cuda_stream not in found:
             found[stream.cuda_stream] = stream
     return tuple(found.values())

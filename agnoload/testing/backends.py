@@ -167,11 +167,10 @@ def _other_leaves(desk: _Desk) -> None:
     ]
     for leaf in leaves:
         delivered = desk.deliver(leaf)
-        if delivered is not leaf:
-            array = desk.array(delivered)
-            _must(
-                type(array) is type(leaf) and bool(np.all(array == leaf)), f"{leaf!r} must stay, became {delivered!r}"
-            )
+        if delivered is not leaf:  # a framework that has a type for it may use it
+            array = desk.backend.to_numpy(delivered)
+            same = type(array) is type(leaf) and bool(np.all(array == leaf))
+            _must(same, f"{leaf!r} must stay, became {delivered!r}")
     wide = np.array([1, 2], np.longdouble) / 3
     back = desk.array(desk.deliver(wide))
     _must(
