@@ -1,0 +1,105 @@
+"""A data loader for every array framework, with a core that knows none of them."""
+
+from agnoload.collate import default_collate, default_convert, register_collate
+from agnoload.datasets import (
+    ArrayDataset,
+    Batch,
+    CachedDataset,
+    ConcatDataset,
+    Dataset,
+    PackedList,
+    StackDataset,
+    Subset,
+    TensorDataset,
+    random_split,
+)
+from agnoload.errors import (
+    AgnoloadError,
+    AgnoloadWarning,
+    BackendUnavailable,
+    CollateError,
+    DatasetNotPicklable,
+    OptionError,
+    SampleStopped,
+    StateError,
+    WorkerDied,
+    WorkerTimeout,
+)
+from agnoload.loader import DataLoader
+from agnoload.plugins import get_backend, list_backends
+from agnoload.protocols import Backend
+from agnoload.ragged import Packed, Padded, Ragged, pack_sequences, ragged_collate
+from agnoload.samplers import (
+    BalancedBatchSampler,
+    BatchSampler,
+    BucketBatchSampler,
+    ClassUniformBatchSampler,
+    CyclicClassBatchSampler,
+    DistributedSampler,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+    imbalance_weights,
+)
+from agnoload.seeding import sample_rng
+from agnoload.stats import Stats
+from agnoload.streams import IterableDataset
+from agnoload.tree import map_leaves
+from agnoload.worker_info import WorkerInfo, get_worker_info
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AgnoloadError",
+    "AgnoloadWarning",
+    "ArrayDataset",
+    "Backend",
+    "BackendUnavailable",
+    "BalancedBatchSampler",
+    "Batch",
+    "BatchSampler",
+    "BucketBatchSampler",
+    "CachedDataset",
+    "ClassUniformBatchSampler",
+    "CollateError",
+    "ConcatDataset",
+    "CyclicClassBatchSampler",
+    "DataLoader",
+    "Dataset",
+    "DatasetNotPicklable",
+    "DistributedSampler",
+    "IterableDataset",
+    "OptionError",
+    "Packed",
+    "PackedList",
+    "Padded",
+    "Ragged",
+    "RandomSampler",
+    "SampleStopped",
+    "Sampler",
+    "SequentialSampler",
+    "StackDataset",
+    "StateError",
+    "Stats",
+    "Subset",
+    "SubsetRandomSampler",
+    "TensorDataset",
+    "WeightedRandomSampler",
+    "WorkerDied",
+    "WorkerInfo",
+    "WorkerTimeout",
+    "default_collate",
+    "default_convert",
+    "get_backend",
+    "get_worker_info",
+    "imbalance_weights",
+    "list_backends",
+    "map_leaves",
+    "pack_sequences",
+    "ragged_collate",
+    "random_split",
+    "register_collate",
+    "sample_rng",
+]

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import struct
 from typing import Any, NamedTuple
+
+import numpy as np
+
+_NUMBERS = struct.Struct("<10q")
 
 
 class Request(NamedTuple):
@@ -21,6 +26,7 @@ class Request(NamedTuple):
     indices: Any
     """An int64 array, a list of keys, one key (no automatic batching), or None for a stream."""
     first: int
+    seed: int = 0
     stride: int = 1
     rank: int = 0
     owner: int | None = None
@@ -29,6 +35,25 @@ class Request(NamedTuple):
     """The lane of a sharded stream."""
     size: int = 0
     """Samples wanted of a stream."""
+
+    def packed(self) -> bytes | None:
+        """As bytes, far quicker than a pickle; None if its indices are not plain int64 or a number is too large."""
+        indices = self.indices
+        if type(indices) is not np.ndarray or indices.dtype != np.int64 or indices.ndim != 1:
+            return None
+        owner = -1 if self.owner is None else self.owner
+        try:
+            numbers = _NUMBERS.pack(*self[:3], *self[4:8], owner, *self[9:])
+        except struct.error:
+            return None
+        return numbers + indices.tobytes()
+
+    @classmethod
+    def unpacked(cls, data: memoryview) -> Request:
+        """The request that `packed` made; its indices are a copy."""
+        number, epoch, batch, first, seed, stride, rank, owner, lane, size = _NUMBERS.unpack_from(data)
+        indices = np.frombuffer(data, np.int64, offset=_NUMBERS.size).copy()
+        return cls(number, epoch, batch, indices, first, seed, stride, rank, None if owner < 0 else owner, lane, size)
 
 
 class Failure(NamedTuple):

@@ -5,12 +5,15 @@ Each one is small enough to be faked in a test; `agnoload.testing` has the fakes
 
 from __future__ import annotations
 
+import importlib
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
+from agnoload.errors import AgnoloadWarning, BackendUnavailable, OptionError
 from agnoload.messages import Reply, Request
 
 IndexArray = npt.NDArray[np.int64]
@@ -31,12 +34,14 @@ class Pool(Protocol):
 
     The loader calls `submit` while its window has room, `receive` when it needs a batch that is not there yet, and
     `close` at the end, at the latest when the loader is closed; after `close`, which may be called twice, nothing is
-    left of it.
+    left of it. `ready` says whether `receive` would return without waiting.
     """
 
     def submit(self, request: Request) -> None: ...
 
     def receive(self, timeout: float | None = None) -> Reply: ...
+
+    def ready(self) -> bool: ...
 
     def close(self) -> None: ...
 
@@ -59,44 +64,85 @@ class Stateful(Protocol):
 class Backend:
     """Turns the NumPy leaves of a batch into another library's arrays; subclass it, give `name` and `convert`.
 
-    A backend is found through an entry point of the group `agnoload.backends` that names the class; it is created
-    without arguments, so its constructor must be cheap and must not import the framework. Everything but `name` and
-    `convert` has a default that does nothing.
+    A backend is found through an entry point of the group `agnoload.backends` that names the class. It is created
+    without arguments, once for each loader, so its module and its constructor must be cheap and must not import the
+    framework: `require` does that, at the first use. Everything but `name` and `convert` has a default; this class
+    itself is the backend of NumPy. `agnoload.testing.check_backend` tests what is promised here.
+
+    The loader calls `check` in its constructor, `attach` for each slot, and for each batch `convert` on every leaf,
+    then `place` if `check` gave a device. `to_numpy` and the methods on random numbers are called where samples are
+    loaded, in workers too, and only in a process where the framework is loaded already.
     """
 
     name: str = "numpy"
     framework: str | None = None
     """The framework's top-level module, e.g. `"torch"`: whether it is loaded is looked up in `sys.modules`."""
+    requirement: str | None = None
+    """What `pip install` must be given to get the framework; its own name when None."""
 
-    def check(self, device: Any = None, pin_memory: bool = False) -> None:
-        """Called in the loader's constructor: raise `BackendUnavailable` or `OptionError` if this cannot work."""
+    def require(self) -> Any:
+        """The framework's module, imported now; `BackendUnavailable` with the `pip install` line or the reason."""
+        if self.framework is None:
+            raise OptionError(f"backend {self.name!r} has no framework to import: set its `framework`")
+        try:
+            return importlib.import_module(self.framework)
+        except ModuleNotFoundError as error:
+            if error.name != self.framework:
+                raise _broken_framework(self, error) from error
+            raise missing_framework(self) from None
+        except Exception as error:
+            raise _broken_framework(self, error) from error
 
-    def convert(self, leaf: npt.NDArray[Any]) -> Any:
-        """One NumPy array of a batch as the framework's array, sharing its memory where that is safe.
+    def check(self, device: Any = None, pin_memory: bool = False) -> Any:
+        """Refuse what cannot work, with `OptionError` or `BackendUnavailable`; remember what `convert` must know.
 
-        The array is writable and its memory belongs to the batch: it stays as it is for as long as anything made from
-        it, without a copy, keeps a reference to it. Return the leaf itself for what the framework cannot hold.
+        Returns `device` in the form that `place` takes, None where `convert` is all that is needed. `pin_memory` where
+        there is nothing to pin for is one `AgnoloadWarning`, not an error.
+        """
+        if device is not None:
+            raise OptionError(f"backend {self.name!r} has no devices: device must be None, got {device!r}")
+        if pin_memory:
+            warnings.warn(f"pin_memory=True does nothing with backend {self.name!r}", AgnoloadWarning, stacklevel=3)
+        return None
+
+    def convert(self, leaf: Any) -> Any:
+        """One leaf of a batch as the framework's array, sharing memory where that is safe.
+
+        A leaf is a NumPy array, or whatever else a batch holds: return it as it is where the framework has nothing
+        better. A writable array's memory belongs to the batch: it stays as it is for as long as anything made from it
+        without a copy keeps a reference to it. A read-only array may be the dataset's own: copy it.
         """
         return leaf
 
     def attach(self, slot: npt.NDArray[np.uint8]) -> Callable[[], None]:
-        """Page-lock the memory of a slot, once, and return what undoes it; called only with `pin_memory`."""
+        """Page-lock the memory of a slot, and return what undoes it; called only with `pin_memory`.
+
+        Called once for each mapping of a slot; undone before the mapping goes or its pages are given back.
+        """
         return lambda: None
+
+    def fence(self) -> Callable[[], bool]:
+        """Whether a device may still read an attached slot: True when what was queued until this call has run.
+
+        The loader calls it, in its own thread, when the last view of an attached slot has died, and refills the slot
+        only after the result has said True: the user may have queued a copy and dropped the batch.
+        """
+        return lambda: True
 
     def place(self, batch: Any, device: Any) -> Callable[[], Any]:
         """Start to copy a whole converted batch to `device`, and return what gives the batch there.
 
-        The loader calls it up to two batches ahead and calls the result when the batch is due. Whatever the copy reads
-        must stay referenced until the copy has ended.
+        The loader calls it up to two batches ahead and calls the result, once, when the batch is due. Whatever the copy
+        reads must stay referenced until the copy has ended.
         """
         return lambda: batch
 
-    def to_numpy(self, leaf: Any) -> npt.NDArray[Any]:
-        """An array of the framework, found in a sample, as a NumPy array; sharing memory is fine."""
-        return np.asarray(leaf)
+    def to_numpy(self, leaf: Any) -> npt.NDArray[Any] | None:
+        """An array of the framework as a NumPy array, sharing memory where possible; None for anything else."""
+        return leaf if isinstance(leaf, np.ndarray) else None
 
     def seed(self, number: int) -> None:
-        """Seed the framework's global generator (64 bits), called around a request if the framework is loaded."""
+        """Seed the framework's global generator with 64 bits; called around a request."""
 
     def rng_state(self) -> Any:
         """The state of the framework's global generator, for `set_rng_state`."""
@@ -110,9 +156,24 @@ class Backend:
         return None
 
     def world(self) -> tuple[int, int] | None:
-        """This process's rank and the number of processes, if the framework knows."""
+        """This process's rank and the number of processes, if the framework is loaded and knows."""
         return None
 
     def worker_environment(self) -> Mapping[str, str]:
         """Environment variables for worker processes, set before anything of the framework is loaded there."""
         return {}
+
+
+def missing_framework(backend: Backend) -> BackendUnavailable:
+    """The error for a framework that is not installed, with the line that installs it."""
+    wanted = backend.requirement or backend.framework
+    return BackendUnavailable(
+        f"backend {backend.name!r} needs {backend.framework}, which is not installed: pip install {wanted}"
+    )
+
+
+def _broken_framework(backend: Backend, error: Exception) -> BackendUnavailable:
+    return BackendUnavailable(
+        f"backend {backend.name!r} needs {backend.framework}, which is installed but cannot be imported: "
+        f"{type(error).__name__}: {error}"
+    )

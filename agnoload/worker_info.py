@@ -13,6 +13,9 @@ class WorkerInfo:
 
     `id` counts from 0 to `num_workers - 1`; `seed` is the loader's seed; `dataset` is this worker's copy; `epoch` is
     the epoch of the request being loaded; `rank` and `world_size` are this process's among those that train together.
+
+    >>> WorkerInfo(id=0, num_workers=2, seed=7, dataset=[1, 2, 3]).epoch
+    0
     """
 
     id: int

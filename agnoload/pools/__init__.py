@@ -1,1 +1,1 @@
-
+"""What answers requests: this thread, a pool of threads, or worker processes."""

@@ -1,0 +1,33 @@
+"""Map-style datasets: something with `__getitem__` and `__len__`, what is made of others, and what is kept compactly.
+
+`base`: what all share, and how whole batches are asked for. `arrays`: rows of arrays. `combine`: side by side, one
+after the other, some of it. `split`: random parts. `packed`: lists in one piece of memory. `cache`: decoded samples
+that all workers share. `inspect`: a look into datasets for what a loader wants to know.
+"""
+
+from agnoload.datasets.arrays import ArrayDataset, TensorDataset
+from agnoload.datasets.base import Batch, Dataset, MappedDataset, gather_of, getitems_of
+from agnoload.datasets.cache import CachedDataset
+from agnoload.datasets.combine import ConcatDataset, StackDataset, Subset
+from agnoload.datasets.inspect import find_caches, find_large_lists
+from agnoload.datasets.packed import PackedList
+from agnoload.datasets.split import random_split, set_seed_from
+
+__all__ = [
+    "ArrayDataset",
+    "Batch",
+    "CachedDataset",
+    "ConcatDataset",
+    "Dataset",
+    "MappedDataset",
+    "PackedList",
+    "StackDataset",
+    "Subset",
+    "TensorDataset",
+    "find_caches",
+    "find_large_lists",
+    "gather_of",
+    "getitems_of",
+    "random_split",
+    "set_seed_from",
+]

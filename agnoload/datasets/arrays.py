@@ -1,0 +1,132 @@
+"""Arrays whose first axis counts the samples: the dataset that needs no Python call for a row."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from agnoload.datasets.base import Dataset, check_indices
+from agnoload.errors import OptionError
+from agnoload.protocols import Empty, IndexArray
+
+Array = npt.NDArray[Any]
+
+
+class Row(NamedTuple):
+    """The rows of one array: their shape and dtype."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+
+class ArrayDataset(Dataset[Any]):
+    """One sample for each row of the arrays: a tuple of their rows, or a dict when they are given by name.
+
+    `arrays` are anything that `np.asarray` takes, all with the same length; another library's arrays are converted
+    once, here, and NumPy's are used as they are, without a copy. Sample `i` holds row `i` of each array, as a copy that
+    the caller may write to, or a NumPy scalar where the array has one axis. Whole batches are gathered in one indexing
+    call an array. `OptionError` if lengths differ or an array has no axis, `IndexError` beyond the end.
+
+    >>> import numpy as np
+    >>> dataset = ArrayDataset(x=np.arange(6).reshape(3, 2), y=[0.5, 1.5, 2.5])
+    >>> dataset[-1]
+    {'x': array([4, 5]), 'y': np.float64(2.5)}
+    >>> ArrayDataset(["a", "b"], [1, 2])[0]
+    (np.str_('a'), np.int64(1))
+    """
+
+    arrays: tuple[Array, ...] | dict[str, Array]
+    """What was given, as NumPy arrays."""
+
+    def __init__(self, *arrays: Any, **named: Any) -> None:
+        if arrays and named:
+            raise OptionError(
+                f"ArrayDataset takes arrays by position or by name, not both; got {len(arrays)} and "
+                f"{', '.join(named)}: name them all"
+            )
+        if not arrays and not named:
+            raise OptionError("ArrayDataset needs at least one array, got none")
+        given = named or dict(zip(map(str, range(len(arrays))), arrays, strict=True))
+        converted = {name: _as_array(array, name) for name, array in given.items()}
+        lengths = {name: len(array) for name, array in converted.items()}
+        if len(set(lengths.values())) > 1:
+            listed = ", ".join(f"{name}: {length}" for name, length in lengths.items())
+            raise OptionError(f"the arrays of an ArrayDataset must have the same length, got {listed}")
+        self.arrays = converted if named else tuple(converted.values())
+
+    def _values(self) -> tuple[Array, ...]:
+        return self.arrays if isinstance(self.arrays, tuple) else tuple(self.arrays.values())
+
+    def __len__(self) -> int:
+        return len(self._values()[0])
+
+    def __getitem__(self, index: Any, /) -> Any:
+        place = operator.index(index)
+        try:
+            rows = [array[place] for array in self._values()]
+        except IndexError:
+            raise IndexError(f"index {place} is out of range for an ArrayDataset of length {len(self)}") from None
+        # A view would let the caller's writing, in a transform say, reach the data of all later epochs.
+        samples = [row.copy() if type(row) is np.ndarray else row for row in rows]
+        return tuple(samples) if isinstance(self.arrays, tuple) else dict(zip(self.arrays, samples, strict=True))
+
+    def __rows__(self) -> Any:
+        rows = [Row(array.shape[1:], array.dtype) for array in self._values()]
+        if not all(map(_can_be_gathered, rows)):
+            return None
+        return tuple(rows) if isinstance(self.arrays, tuple) else dict(zip(self.arrays, rows, strict=True))
+
+    def __gather__(self, indices: IndexArray, empty: Empty) -> Any:
+        check_indices(indices, len(self), "an ArrayDataset")
+        if isinstance(self.arrays, tuple):
+            return tuple([_take(array, indices, empty) for array in self.arrays])
+        return {name: _take(array, indices, empty) for name, array in self.arrays.items()}
+
+    def __repr__(self) -> str:
+        named = isinstance(self.arrays, dict)
+        items = self.arrays.items() if isinstance(self.arrays, dict) else enumerate(self.arrays)
+        fields = [f"{name}: {_words(array)}" if named else _words(array) for name, array in items]
+        return f"ArrayDataset({len(self)} samples of {', '.join(fields)})"
+
+
+TensorDataset = ArrayDataset
+
+
+def _as_array(value: Any, name: str) -> Array:
+    try:
+        array = np.asarray(value)
+    except Exception as error:
+        raise OptionError(
+            f"array {name} of an ArrayDataset must be something that np.asarray takes, got "
+            f"{type(value).__name__}: {error}"
+        ) from error
+    if array.ndim == 0:
+        hint = ": give its items by name, ArrayDataset(**arrays)" if isinstance(value, dict) else ""
+        raise OptionError(
+            f"array {name} of an ArrayDataset must have a first axis that counts the samples, got "
+            f"{type(value).__name__} without axes{hint}"
+        )
+    return array
+
+
+def _can_be_gathered(row: Row) -> bool:
+    """Numbers in the machine's byte order: there, rows of the array are what collating rows one by one gives."""
+    number = row.dtype.kind in "fiubc" or (row.dtype.kind == "V" and row.dtype.isbuiltin == 2)
+    return bool(number and row.dtype.isnative)
+
+
+def _take(array: Array, indices: IndexArray, empty: Empty) -> Array:
+    """`array[indices]`, written into new memory; the indices were checked, negative ones are fine."""
+    out = empty((len(indices), *array.shape[1:]), array.dtype)
+    if not array.flags.c_contiguous or not array.flags.aligned:  # `take` would copy the whole array to make it so
+        out[...] = array[indices]
+    elif len(indices):
+        array.take(indices, axis=0, out=out, mode="wrap")  # with mode="raise" it would go through a buffer
+    return out
+
+
+def _words(array: Array) -> str:
+    return f"{array.dtype}[{', '.join(map(str, array.shape[1:]))}]" if array.ndim > 1 else str(array.dtype)

@@ -1,0 +1,217 @@
+"""Decoded samples kept in memory, once for all workers.
+
+The memory holds a page of counters, a table of one int64 a sample (where its record begins, 0: nowhere) and the records
+one behind the other. Records are only ever added, under a lock that the kernel takes from a process that dies; a record
+counts from the moment that its place is written into the table, and the end of the last record is moved after that, so
+a death in between loses nothing but that record. Readers take no lock: they copy, and throw the copy away if the cache
+was cleared meanwhile.
+
+Nothing is ever pushed out. An epoch visits every sample once, and there to push out the least recently used one would
+mean to push out each sample shortly before it is wanted.
+"""
+
+from __future__ import annotations
+
+import mmap
+import pickle
+import warnings
+from typing import Any, NamedTuple, TypeVar
+
+import cloudpickle
+import numpy as np
+import numpy.typing as npt
+
+from agnoload.datasets.base import Dataset, checked_index, length_of
+from agnoload.errors import AgnoloadWarning, OptionError
+from agnoload.seeding import check_seed
+from agnoload.transport.shared import SharedFile, is_sending
+
+T_co = TypeVar("T_co", covariant=True)
+
+ALIGNMENT = 64
+GENERATION, END, HITS, MISSES = range(4)
+"""The counters: how often the cache was cleared, where the next record goes, how often a sample was there or not."""
+
+
+class CachedDataset(Dataset[T_co]):
+    """`dataset` with its samples kept in memory once they were loaded: one copy, shared by all workers.
+
+    Put it around what is slow and always the same (reading, decoding) and what is random behind it, with `map`: a
+    random number drawn inside is kept like all else. At most `max_bytes` of samples are kept, those that come first;
+    the others are loaded each time. A sample that was kept comes as a copy which its caller may write to; it must
+    pickle. `hits`, `misses` and `nbytes` count over all workers and are read in any process, `clear()` forgets all
+    samples. A copy made by pickling starts empty, but for the workers of a loader.
+
+    >>> import numpy as np
+    >>> loads = []
+    >>> class Slow(Dataset[np.ndarray]):
+    ...     def __len__(self): return 2
+    ...     def __getitem__(self, index):
+    ...         loads.append(index)
+    ...         return np.full(3, index)
+    >>> cached = CachedDataset(Slow(), max_bytes=1 << 20)
+    >>> [int(cached[index].sum()) for index in (0, 1, 0, 1)], loads, cached.hits
+    ([0, 3, 0, 3], [0, 1], 2)
+    """
+
+    def __init__(self, dataset: Any, max_bytes: int) -> None:
+        self.dataset = dataset
+        self.max_bytes = check_seed(max_bytes, "max_bytes of CachedDataset")
+        self._length = length_of(dataset, "CachedDataset")
+        if not self.max_bytes:
+            raise OptionError("max_bytes of CachedDataset must be a positive int, got 0")
+        self._map_memory(None)
+
+    def _map_memory(self, shared: SharedFile | None) -> None:
+        self._start = mmap.PAGESIZE * (1 + -(-8 * self._length // mmap.PAGESIZE))
+        fresh = shared is None
+        self._shared = shared or SharedFile(self._start + self.max_bytes)
+        words = self._shared.bytes[: self._start].view(np.int64)
+        self._counters = words[:4]
+        self._table = words[mmap.PAGESIZE // 8 :][: self._length]
+        self._warned = False
+        if fresh:
+            self._counters[END] = self._start
+
+    @property
+    def hits(self) -> int:
+        """How many samples were found here, by all workers."""
+        return int(self._counters[HITS])
+
+    @property
+    def misses(self) -> int:
+        """How many samples had to be loaded, by all workers."""
+        return int(self._counters[MISSES])
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the samples kept; never more than `max_bytes`. The table takes another 8 bytes a sample."""
+        return int(self._counters[END]) - self._start
+
+    def clear(self) -> None:
+        """Forget all samples, in all workers, and give their memory back; the counts begin anew."""
+        with self._shared.locked():
+            self._counters[GENERATION] += 1  # first: from here on, copies being made are thrown away
+            self._table[:] = 0
+            self._counters[[HITS, MISSES]] = 0
+            self._counters[END] = self._start
+            self._shared.forget(self._start, self._shared.nbytes)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: Any, /) -> T_co:
+        place = checked_index(index, self._length, "a CachedDataset")
+        generation = int(self._counters[GENERATION])
+        record = self._copy_record(place, generation)
+        if record is not None and generation == self._counters[GENERATION]:
+            self._count(HITS)
+            return _decode(record)  # type: ignore[no-any-return]
+        self._count(MISSES)
+        sample = self.dataset[place]
+        self._keep(place, sample, generation)
+        return sample  # type: ignore[no-any-return]
+
+    def _copy_record(self, place: int, generation: int) -> npt.NDArray[np.uint8] | None:
+        start = int(self._table[place])
+        if not start:
+            return None
+        size = int(self._shared.bytes[start : start + 8].view(np.int64)[0])
+        if generation != self._counters[GENERATION]:
+            return None  # the size may be that of nothing
+        return self._shared.bytes[start : start + size].copy()
+
+    def _count(self, what: int) -> None:
+        with self._shared.locked():
+            self._counters[what] += 1
+
+    def _keep(self, place: int, sample: Any, generation: int) -> None:
+        record = self._record(sample)
+        if record is None or self.nbytes + record.size > self.max_bytes:
+            return
+        with self._shared.locked():
+            start = int(self._counters[END])
+            fits = start + record.size <= self._shared.nbytes
+            if not fits or self._table[place] or generation != self._counters[GENERATION]:
+                return
+            record.write(self._shared.bytes[start : start + record.size])
+            self._table[place] = start
+            self._counters[END] = start + record.size
+
+    def _record(self, sample: Any) -> _Record | None:
+        try:
+            return _encode(sample)
+        except Exception as error:
+            if not self._warned:
+                self._warned = True
+                warnings.warn(
+                    f"CachedDataset cannot keep samples that do not pickle, they are loaded each time: "
+                    f"{type(error).__name__}: {error}",
+                    AgnoloadWarning,
+                    stacklevel=4,
+                )
+            return None
+
+    def __getstate__(self) -> dict[str, Any]:
+        left = {"_counters", "_table"} if is_sending() else {"_counters", "_table", "_shared"}
+        return {name: value for name, value in self.__dict__.items() if name not in left}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._map_memory(state.get("_shared"))
+
+    def __repr__(self) -> str:
+        return f"CachedDataset({self.dataset!r}, {self.nbytes} of {self.max_bytes} bytes, {self.hits} hits)"
+
+
+class _Record(NamedTuple):
+    """A pickled sample.
+
+    `words`: the size of the record, that of the pickle, the number of arrays, and where each of them begins and ends.
+    """
+
+    words: npt.NDArray[np.int64]
+    header: bytes
+    buffers: list[memoryview]
+
+    @property
+    def size(self) -> int:
+        return int(self.words[0])
+
+    def write(self, memory: npt.NDArray[np.uint8]) -> None:
+        start = self.words.nbytes
+        memory[:start] = self.words.view(np.uint8)
+        memory[start : start + len(self.header)] = np.frombuffer(self.header, np.uint8)
+        for place, buffer in enumerate(self.buffers):
+            memory[self.words[3 + 2 * place] : self.words[4 + 2 * place]] = buffer
+
+
+def _encode(sample: Any) -> _Record:
+    found: list[pickle.PickleBuffer] = []
+    try:
+        header = pickle.dumps(sample, 5, buffer_callback=found.append)
+    except Exception:  # a class of the user's program or of a notebook, which only travels by value
+        found.clear()
+        header = cloudpickle.dumps(sample, 5, buffer_callback=found.append)
+    buffers = [buffer.raw() for buffer in found]
+    words = np.zeros(3 + 2 * len(buffers), np.int64)
+    end = words.nbytes + len(header)
+    words[1:3] = len(header), len(buffers)
+    for place, buffer in enumerate(buffers):
+        start = _aligned(end)
+        end = start + buffer.nbytes
+        words[3 + 2 * place : 5 + 2 * place] = start, end
+    words[0] = _aligned(end)
+    return _Record(words, header, buffers)
+
+
+def _decode(record: npt.NDArray[np.uint8]) -> Any:
+    memory = record.data
+    length, count = record[8:24].view(np.int64).tolist()
+    start = 24 + 16 * count
+    bounds = record[24:start].view(np.int64).reshape(count, 2).tolist()
+    return pickle.loads(memory[start : start + length], buffers=[memory[low:high] for low, high in bounds])
+
+
+def _aligned(offset: int) -> int:
+    return -(-offset // ALIGNMENT) * ALIGNMENT

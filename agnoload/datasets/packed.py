@@ -1,0 +1,166 @@
+"""Lists of strings, bytes or any picklable objects in one piece of memory."""
+
+from __future__ import annotations
+
+import pickle
+import reprlib
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, islice
+from typing import Any, Literal, SupportsIndex, TypeVar, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from agnoload.datasets.base import Dataset
+from agnoload.errors import OptionError
+from agnoload.protocols import IndexArray
+
+T = TypeVar("T")
+
+Kind = Literal["str", "bytes", "object"]
+CHUNK = 1 << 12
+"""Items that are encoded at a time, so that a generator of any length can be packed."""
+
+
+class PackedList(Dataset[T], Sequence[T]):
+    """An unchangeable list of strings, bytes or picklable objects, kept as one buffer of bytes and int64 offsets.
+
+    Use it where a dataset would hold a long list: Python counts references inside each object, so every worker that
+    reads such a list gets its own copy of it, page by page. A packed list has two arrays instead of objects, which
+    workers share; an item is made when it is asked for and belongs to the caller. It reads like a list, slices are
+    views, and it can be loaded as a dataset. `iterable` is read once, item by item; if all are `str` or all `bytes`
+    they are kept as such (the text and 8 bytes each), else as pickles. `OptionError` if an item does not pickle.
+
+    >>> names = PackedList(f"image-{i}.png" for i in range(1000))
+    >>> names[-1], list(names[:2]), len(names)
+    ('image-999.png', ['image-0.png', 'image-1.png'], 1000)
+    >>> PackedList([{"a": 1}, None]) == [{"a": 1}, None]
+    True
+    """
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, iterable: Iterable[T]) -> None:
+        if isinstance(iterable, (str, bytes)):
+            raise OptionError(f"PackedList needs an iterable of items, got one {type(iterable).__name__}")
+        kind, buffer, offsets = _pack(iter(iterable))
+        self._fill(kind, buffer, offsets, range(len(offsets) - 1))
+
+    def _fill(self, kind: Kind, buffer: npt.NDArray[np.uint8], offsets: IndexArray, places: range) -> None:
+        self._kind: Kind = kind
+        self._buffer = buffer
+        self._offsets = offsets
+        self._places = places
+        # A memoryview gives Python ints and byte strings some times faster than an array does.
+        self._bytes = buffer.data
+        self._ends = offsets.data
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that the buffer and the offsets take, also when this is only a slice of them."""
+        return self._buffer.nbytes + self._offsets.nbytes
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @overload
+    def __getitem__(self, index: SupportsIndex, /) -> T: ...
+    @overload
+    def __getitem__(self, index: slice, /) -> PackedList[T]: ...
+    def __getitem__(self, index: Any, /) -> Any:
+        try:
+            place = self._places[index]
+        except IndexError:
+            raise IndexError(f"index {index} is out of range for a PackedList of length {len(self)}") from None
+        if isinstance(place, range):
+            return self._view(place)
+        item = self._bytes[self._ends[place] : self._ends[place + 1]]
+        if self._kind == "str":
+            return str(item, "utf-8", "surrogatepass")
+        return bytes(item) if self._kind == "bytes" else pickle.loads(item)
+
+    def _view(self, places: range) -> PackedList[T]:
+        part: PackedList[T] = PackedList.__new__(PackedList)
+        part._fill(self._kind, self._buffer, self._offsets, places)
+        return part
+
+    def __iter__(self) -> Iterator[T]:
+        return map(self.__getitem__, range(len(self)))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, (PackedList, list)):
+            return NotImplemented
+        return len(self) == len(other) and all(a == b for a, b in zip(self, other, strict=True))
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        places = self._places
+        if places.step == 1 or len(places) < 2:  # what lies around a slice stays here
+            start = places.start if len(places) else 0
+            offsets = self._offsets[start : start + len(places) + 1]
+            low, high = int(offsets[0]), int(offsets[-1])
+            if low:
+                offsets = offsets - low
+            return _unpack, (self._kind, self._buffer[low:high], offsets)
+        items = [self._bytes[self._ends[place] : self._ends[place + 1]] for place in places]
+        return _unpack, (self._kind, np.frombuffer(b"".join(items), np.uint8), _offsets_of([_lengths(items)]))
+
+    def __repr__(self) -> str:
+        shown = ", ".join(reprlib.repr(item) for item in self[:3])
+        kind = "objects" if self._kind == "object" else self._kind
+        return f"PackedList([{shown}{', ...' if len(self) > 3 else ''}], {len(self)} {kind}, {self.nbytes} bytes)"
+
+
+def _unpack(kind: Kind, buffer: npt.NDArray[np.uint8], offsets: IndexArray) -> PackedList[Any]:
+    packed: PackedList[Any] = PackedList.__new__(PackedList)
+    packed._fill(kind, buffer, offsets, range(len(offsets) - 1))
+    return packed
+
+
+def _pack(items: Iterator[Any], kind: Kind | None = None) -> tuple[Kind, npt.NDArray[np.uint8], IndexArray]:
+    buffer = bytearray()
+    lengths: list[IndexArray] = []
+    count = 0
+    while chunk := list(islice(items, CHUNK)):
+        if kind is None:
+            kind = _kind_of(chunk)
+        elif kind != "object" and _kind_of(chunk) != kind:  # all were alike until now: begin again, as pickles
+            before = _unpack(kind, np.frombuffer(buffer, np.uint8), _offsets_of(lengths))
+            return _pack(chain(before, chunk, items), "object")
+        encoded = _encode(chunk, kind, count)
+        count += len(chunk)
+        buffer += b"".join(encoded)
+        lengths.append(_lengths(encoded))
+    return kind or "object", np.frombuffer(buffer, np.uint8), _offsets_of(lengths)
+
+
+def _kind_of(chunk: list[Any]) -> Kind:
+    kinds = set(map(type, chunk))
+    if kinds <= {str, np.str_}:
+        return "str"
+    return "bytes" if kinds <= {bytes, np.bytes_} else "object"
+
+
+def _encode(chunk: list[Any], kind: Kind, start: int) -> list[bytes]:
+    if kind == "bytes":
+        return chunk
+    if kind == "str":
+        return [item.encode("utf-8", "surrogatepass") for item in chunk]
+    encoded = []
+    for place, item in enumerate(chunk, start):
+        try:
+            encoded.append(pickle.dumps(item, pickle.HIGHEST_PROTOCOL))
+        except Exception as error:
+            raise OptionError(
+                f"the items of a PackedList must be str, bytes or picklable; item {place} "
+                f"({type(item).__qualname__}) is not: {error}"
+            ) from error
+    return encoded
+
+
+def _lengths(items: Sequence[Any]) -> IndexArray:
+    return np.fromiter(map(len, items), np.int64, len(items))
+
+
+def _offsets_of(lengths: list[IndexArray]) -> IndexArray:
+    counts = np.concatenate([np.zeros(1, np.int64), *lengths])
+    return np.cumsum(counts, out=counts)

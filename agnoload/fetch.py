@@ -1,0 +1,330 @@
+"""A request becomes samples, and samples a batch: the same code in this thread, in threads and in worker processes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from agnoload import plugins, seeding
+from agnoload.collate import collate, default_convert, install_registry, registry_snapshot, set_to_numpy
+from agnoload.datasets import Batch, gather_of, getitems_of
+from agnoload.errors import CollateError, OptionError, SampleStopped
+from agnoload.messages import EMPTY, Failure, Reply, Request
+from agnoload.protocols import Backend, Empty, IndexArray
+from agnoload.seeding import ProcessGenerators, Purpose, Rewinder, SampleContext
+from agnoload.streams import StreamReader
+from agnoload.worker_info import WorkerInfo, set_worker_info
+
+REPLACEMENTS = 100
+"""How many other samples `on_error="replace"` tries for one bad one."""
+
+Choose = Callable[[int, np.random.Generator, int], IndexArray]
+"""(epoch, generator, count) to indices of that epoch, at random: where replacements come from."""
+
+
+class Fetcher:
+    """Loads what a request names from one dataset. Picklable; `begin` is called once where it works."""
+
+    def __init__(
+        self,
+        dataset: Any,
+        *,
+        stream: bool,
+        batched: bool,
+        collate_fn: Callable[[Any], Any] | None,
+        seed: int,
+        workers: int,
+        rank: int = 0,
+        world_size: int = 1,
+        isolated: bool = False,
+        threaded: bool = False,
+        on_error: Any = "raise",
+        choose: Choose | None = None,
+        worker_init_fn: Callable[[int], None] | None = None,
+        stream_state: Any = None,
+    ) -> None:
+        self.dataset = dataset
+        self.collate_fn = collate_fn
+        self.worker_init_fn = worker_init_fn
+        self._stream = stream
+        self._batched = batched
+        self._seed = seed
+        self._workers = workers
+        self._rank = rank
+        self._world_size = world_size
+        self._isolated = isolated
+        self._threaded = threaded
+        self._on_error = on_error
+        self._choose = choose
+        self._stream_state = stream_state
+        self._registry = registry_snapshot()
+        self._plugins = plugins.plugin_table() if isolated else None
+        self._worker = 0
+        self._info: WorkerInfo | None = None
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """What does not travel: made again in each worker."""
+        self._rewinder = Rewinder()
+        self._context = SampleContext(self._rewinder)
+        self._globals = _Globals(self._context, restore=not self._isolated, leave=self._threaded)
+        self._reader: StreamReader | None = None
+        self._reader_epoch = -1
+        self._getitems = None if self._stream else getitems_of(self.dataset)
+        plain = self._batched and self.collate_fn is None and self._on_error == "raise" and not self._stream
+        self._gather = gather_of(self.dataset) if plain else None
+        self._collate_into = getattr(self.collate_fn, "accepts_empty", False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(self.__dict__)
+        for name in ("_rewinder", "_context", "_globals", "_reader", "_getitems", "_gather", "_info"):
+            del state[name]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._info = None
+        self._prepare()
+
+    def parts(self) -> Mapping[str, Any]:
+        """The user's objects in it, by the names that an error shall use."""
+        parts = {"dataset": self.dataset, "collate_fn": self.collate_fn, "worker_init_fn": self.worker_init_fn}
+        parts["on_error"] = self._on_error
+        return parts
+
+    def begin(self, worker: int) -> None:
+        """Called in a worker before its first request."""
+        self._worker = worker
+        self._info = WorkerInfo(
+            worker, self._workers, self._seed, self.dataset, rank=self._rank, world_size=self._world_size
+        )
+        set_worker_info(self._info)
+        install_registry(self._registry)
+        if self._plugins is not None:
+            plugins.install_table(self._plugins)
+        set_to_numpy(plugins.to_numpy)
+        if self.worker_init_fn is not None:
+            self.worker_init_fn(worker)
+
+    # ------------------------------------------------------------------------------------------------ one request
+
+    def __call__(self, request: Request, empty: Empty) -> Reply:
+        started = time.monotonic()
+        context = self._context
+        context.at(request.seed, request.epoch, request.first, request.stride, request.rank)
+        if self._info is not None:
+            self._info.epoch = request.epoch
+        if self._gather is not None:
+            return self._gathered(request, empty, started)
+        with seeding.use(context), self._globals:
+            try:
+                if self._stream:
+                    return self._streamed(request, empty, started)
+                return self._mapped(request, empty, started)
+            except (Exception, GeneratorExit) as error:
+                return Reply(request.number, self._worker, error=_named(error, request), started=started)
+
+    def _gathered(self, request: Request, empty: Empty, started: float) -> Reply:
+        try:
+            batch = self._gather(request.indices, empty)  # type: ignore[misc]
+        except Exception as error:
+            return Reply(request.number, self._worker, error=_named(error, request), started=started)
+        return Reply(
+            request.number, self._worker, batch, samples=len(request.indices), fetched=time.monotonic(), started=started
+        )
+
+    def _mapped(self, request: Request, empty: Empty, started: float) -> Reply:
+        if not self._batched:
+            sample = self._sample(request.indices, request)
+            return self._reply(request, self._convert(sample), 1, started, time.monotonic(), None)
+        keys = request.indices.tolist() if isinstance(request.indices, np.ndarray) else list(request.indices)
+        extras = None
+        if self._on_error != "raise":
+            samples, kept, failures = self._tolerant(keys, request)
+            extras = {"failed": failures} if failures else None
+        elif self._getitems is not None:
+            samples, kept = self._many(keys, request), None
+            if isinstance(samples, Batch):
+                return self._reply(request, samples.data, len(keys), started, time.monotonic(), None)
+        else:
+            samples, kept = self._each(keys, request), None
+        fetched = time.monotonic()
+        if not samples and keys:
+            return self._reply(request, EMPTY, 0, started, fetched, extras)
+        batch = self._collated(samples, kept if kept is not None else keys, request, empty)
+        return self._reply(request, batch, len(samples), started, fetched, extras)
+
+    def _reply(
+        self, request: Request, batch: Any, samples: int, started: float, fetched: float, extras: dict[str, Any] | None,
+        end: bool = False,
+    ) -> Reply:  # fmt: skip
+        return Reply(
+            request.number, self._worker, batch, None, samples, end, extras, started, fetched, time.monotonic()
+        )
+
+    # ------------------------------------------------------------------------------------------------ samples
+
+    def _each(self, keys: list[Any], request: Request) -> list[Any]:
+        dataset, context = self.dataset, self._context
+        samples = []
+        try:
+            for context.item, key in enumerate(keys):
+                samples.append(dataset[key])
+        except (Exception, GeneratorExit) as error:
+            raise _at_sample(error, keys[context.item], request, context.item)
+        return samples
+
+    def _sample(self, key: Any, request: Request) -> Any:
+        try:
+            return self.dataset[key]
+        except (Exception, GeneratorExit) as error:
+            raise _at_sample(error, key, request, 0)
+
+    def _many(self, keys: list[Any], request: Request) -> Any:
+        samples = self._getitems(keys)  # type: ignore[misc]
+        if not isinstance(samples, Batch) and len(samples) != len(keys):
+            raise OptionError(
+                f"__getitems__ of {type(self.dataset).__name__} must return one sample for each of the {len(keys)} "
+                f"indices, or agnoload.Batch(data), got {len(samples)} samples (batch {request.batch})"
+            )
+        return samples
+
+    def _tolerant(self, keys: list[Any], request: Request) -> tuple[list[Any], list[Any], list[Failure]]:
+        """Samples that could be loaded, their keys, and what failed."""
+        samples: list[Any] = []
+        kept: list[Any] = []
+        failures: list[Failure] = []
+        for item, key in enumerate(keys):
+            self._context.item = item
+            try:
+                samples.append(self.dataset[key])
+                kept.append(key)
+            except Exception as error:
+                action = self._on_error(error, key) if callable(self._on_error) else self._on_error
+                if action not in ("skip", "replace"):
+                    if action == "raise":
+                        raise _at_sample(error, key, request, item)
+                    raise OptionError(f"on_error must return 'raise', 'skip' or 'replace', got {action!r}") from error
+                failures.append(Failure(key, f"{type(error).__name__}: {error}"))
+                if action == "replace":
+                    stand_in, stand_in_key = self._replacement(keys, item, request, error)
+                    samples.append(stand_in)
+                    kept.append(stand_in_key)
+        self._context.item = 0
+        return samples, kept, failures
+
+    def _replacement(self, keys: list[Any], item: int, request: Request, cause: Exception) -> tuple[Any, Any]:
+        """Another sample of the epoch in the place of a bad one: the first good one of a random row."""
+        context = self._context
+        position = context.first + item * context.stride
+        rng = seeding.generator(request.seed, request.epoch, Purpose.REPLACE, position, request.rank)
+        if self._choose is not None:
+            candidates = self._choose(request.epoch, rng, REPLACEMENTS).tolist()
+        else:
+            candidates = [keys[place] for place in rng.permutation(len(keys))[:REPLACEMENTS]]
+        for key in dict.fromkeys(candidates):
+            try:
+                return self.dataset[key], key
+            except Exception:
+                continue
+        error = _at_sample(cause, keys[item], request, item)
+        error.add_note(f"none of {len(candidates)} other samples of the epoch could be loaded in its place")
+        raise error
+
+    # ------------------------------------------------------------------------------------------------ batches
+
+    def _collated(self, samples: list[Any], keys: list[Any] | None, request: Request, empty: Empty) -> Any:
+        self._context.item = 0
+        self._context.purpose = Purpose.COLLATE
+        try:
+            if self.collate_fn is None:
+                return collate(samples, empty)
+            if self._collate_into:
+                return self.collate_fn(samples, empty=empty)  # type: ignore[call-arg]
+            return self.collate_fn(samples)
+        except CollateError as error:
+            named = [keys[item] for item in error.items if keys is not None and item < len(keys)]
+            if named:
+                error.add_note(
+                    f"indices {' and '.join(map(repr, named))} of batch {request.batch}, epoch {request.epoch}"
+                )
+            raise
+        except (Exception, GeneratorExit) as error:
+            where = f"while batch {request.batch} of epoch {request.epoch} was collated"
+            raise _stopped(error, where)
+
+    def _convert(self, sample: Any) -> Any:
+        self._context.purpose = Purpose.COLLATE
+        return default_convert(sample) if self.collate_fn is None else self.collate_fn(sample)
+
+    # ------------------------------------------------------------------------------------------------ streams
+
+    def _streamed(self, request: Request, empty: Empty, started: float) -> Reply:
+        raise NotImplementedError
+
+
+class _Globals:
+    """The process-wide generators as one request's own: seeded from its key, and put back where they are the user's.
+
+    Under threads they belong to all threads at once, and are left alone.
+    """
+
+    def __init__(self, context: SampleContext, restore: bool, leave: bool) -> None:
+        self._context = context
+        self._restore = restore
+        self._leave = leave
+        self._process = ProcessGenerators()
+        self._backends: Sequence[Backend] = ()
+        self._states: list[Any] = []
+
+    def __enter__(self) -> None:
+        if self._leave:
+            return
+        self._backends = plugins.loaded_backends()
+        if self._restore:
+            self._process.save()
+            self._states = [backend.rng_state() for backend in self._backends]
+        self.seed()
+
+    def __exit__(self, *_: object) -> None:
+        if self._restore and not self._leave:
+            self._process.restore()
+            for backend, state in zip(self._backends, self._states, strict=True):
+                backend.set_rng_state(state)
+
+    def seed(self) -> None:
+        """Seed everything from the key of the request's first sample."""
+        context = self._context
+        rewinder = context.rewinder
+        rewinder.rewind(context.seed, context.epoch, Purpose.GLOBALS, context.first, context.rank)
+        context.made = None
+        self._process.seed(rewinder.philox)
+        for backend in self._backends:
+            backend.seed(int(rewinder.philox.random_raw()))
+
+
+def _named(error: BaseException, request: Request) -> BaseException:
+    """An error of a request always tells which one it was."""
+    if not any("batch" in note for note in getattr(error, "__notes__", ())):
+        error.add_note(f"in batch {request.batch} of epoch {request.epoch}")
+    return error
+
+
+def _stopped(error: BaseException, where: str) -> BaseException:
+    """User code's StopIteration must not be taken for the end of the data; anything else stays what it is."""
+    if isinstance(error, (StopIteration, GeneratorExit)):
+        stopped = SampleStopped(
+            f"{type(error).__name__} was raised {where}: it is an error there, not the end of the data"
+        )
+        stopped.__cause__ = error
+        return stopped
+    error.add_note(where)
+    return error
+
+
+def _at_sample(error: BaseException, key: Any, request: Request, item: int) -> BaseException:
+    where = f"while index {key!r} was loaded (item {item} of batch {request.batch}, epoch {request.epoch})"
+    return _stopped(error, where)

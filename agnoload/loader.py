@@ -1,0 +1,544 @@
+"""`DataLoader`: its options, and how it puts the parts together.
+
+A loader is a policy over a pool of two methods. A plan turns `(seed, epoch, position)` into requests; the window says
+which may go out and which batch may come out; a pool answers them in any order. `loop.py` holds the loop.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+import weakref
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from agnoload import plugins, seeding
+from agnoload.datasets import find_large_lists
+from agnoload.errors import AgnoloadWarning, OptionError, StateError
+from agnoload.fetch import Fetcher
+from agnoload.loop import PLACED_AHEAD, LoaderIterator
+from agnoload.options import check_options
+from agnoload.plan import BatchPlan, ForeignPlan, OrderPlan, Plan
+from agnoload.pools.inline import InlinePool
+from agnoload.pools.processes import ProcessPool
+from agnoload.pools.start import release_server, use_server
+from agnoload.pools.threads import ThreadPool
+from agnoload.protocols import Backend, IndexArray, Pool
+from agnoload.ranks import rank_and_world
+from agnoload.samplers.basic import RandomSampler, SequentialSampler
+from agnoload.samplers.batch import set_epoch_inside
+from agnoload.samplers.sampler import SeededSampler, draw_from, effective_seed, is_transparent
+from agnoload.state import Place, capture, restore
+from agnoload.stats import Recorder, Stats
+from agnoload.window import Window
+
+BatchT = TypeVar("BatchT")
+
+
+class DataLoader(Generic[BatchT]):
+    """Loads batches from a dataset, in this process or through workers; iterate it once an epoch.
+
+    Parameters have torch's names and meanings, plus:
+
+    backend: a name (`"numpy"`, `"torch"`, `"jax"`, `"cupy"`, or one that is installed) or a `Backend`: whose arrays the
+        batches are made of.
+    device: where the batches shall be, in the backend's own terms; None leaves them in the host's memory.
+    seed: a non-negative int that the order and all randomness inside samples follow from; drawn from the operating
+        system when None, and readable as `loader.seed`. The batches are a function of dataset, options, seed and epoch,
+        whatever the number, kind and start method of the workers.
+    worker_type: `"process"` or `"thread"`.
+    on_error: `"raise"`; `"skip"` leaves a bad sample out; `"replace"` takes another sample of the epoch; or a callable
+        `(error, index)` that returns one of these.
+    max_worker_restarts: how many deaths of workers are survived by loading their requests again.
+
+    Raises `OptionError` for options that cannot work, `BackendUnavailable` for a backend that cannot run here.
+
+    >>> loader = DataLoader(range(10), batch_size=4)
+    >>> for batch in loader: print(batch)
+    [0 1 2 3]
+    [4 5 6 7]
+    [8 9]
+    >>> len(loader)
+    3
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int | None = 1,
+        shuffle: bool | None = None,
+        sampler: Any = None,
+        batch_sampler: Any = None,
+        num_workers: Any = 0,
+        collate_fn: Callable[[list[Any]], BatchT] | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: Any = None,
+        generator: Any = None,
+        *,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        pin_memory_device: str = "",
+        in_order: bool = True,
+        backend: str | Backend = "numpy",
+        device: Any = None,
+        seed: int | None = None,
+        worker_type: str = "process",
+        on_error: Any = "raise",
+        max_worker_restarts: int = 0,
+    ) -> None:
+        self._options = options = check_options(
+            dataset=dataset, batch_size=batch_size, shuffle=shuffle, sampler=sampler, batch_sampler=batch_sampler,
+            num_workers=num_workers, collate_fn=collate_fn, pin_memory=pin_memory, drop_last=drop_last, timeout=timeout,
+            worker_init_fn=worker_init_fn, multiprocessing_context=multiprocessing_context, generator=generator,
+            prefetch_factor=prefetch_factor, persistent_workers=persistent_workers, pin_memory_device=pin_memory_device,
+            in_order=in_order, device=device, seed=seed, worker_type=worker_type, on_error=on_error,
+            max_worker_restarts=max_worker_restarts,
+        )  # fmt: skip
+        self._backend = plugins.get_backend(backend)
+        self._backend.check(device, options.pin_memory)
+        self._rank, self._world_size = rank_and_world(self._backend.world())
+        self._sampler = self._make_sampler()
+        self._generator = options.generator
+        self._given_seed = options.seed
+        self._seed = seeding.draw_seed() if options.seed is None else options.seed
+        self._seeded = options.generator is None
+        self._epoch = 0
+        self._resume: Place | None = None
+        self._progress: LoaderIterator[Any] | None = None
+        self._iterators: weakref.WeakSet[LoaderIterator[Any]] = weakref.WeakSet()
+        self._idle = _Idle()
+        weakref.finalize(self, _Idle.close, self._idle, os.getpid())
+        self._warned = False
+        self._recorder = Recorder(options.num_workers)
+
+    # ------------------------------------------------------------------------------------------------ what it has
+
+    @property
+    def dataset(self) -> Any:
+        """The dataset."""
+        return self._options.dataset
+
+    @property
+    def batch_size(self) -> int | None:
+        """Samples a batch; None with a batch sampler or without batching."""
+        return self._options.batch_size
+
+    @property
+    def num_workers(self) -> int:
+        """Workers that load; 0 means the process that iterates."""
+        return self._options.num_workers
+
+    @property
+    def drop_last(self) -> bool:
+        """Whether an incomplete last batch is left out."""
+        return self._options.drop_last
+
+    @property
+    def sampler(self) -> Any:
+        """What says which samples come, None for a stream or with a batch sampler."""
+        return None if self._options.batch_sampler is not None else self._sampler
+
+    @property
+    def batch_sampler(self) -> Any:
+        """The batch sampler that was given, or None."""
+        return self._options.batch_sampler
+
+    @property
+    def collate_fn(self) -> Callable[[list[Any]], BatchT] | None:
+        """The function that makes a batch of samples; None for the default."""
+        return self._options.collate_fn
+
+    @property
+    def pin_memory(self) -> bool:
+        """Whether batches lie in page-locked memory."""
+        return self._options.pin_memory
+
+    @property
+    def timeout(self) -> float:
+        """Seconds that a batch may take; 0 without limit."""
+        return self._options.timeout or 0
+
+    @property
+    def worker_init_fn(self) -> Callable[[int], None] | None:
+        """What each worker calls with its number before its first sample."""
+        return self._options.worker_init_fn
+
+    @property
+    def multiprocessing_context(self) -> Any:
+        """The start method or context that was asked for."""
+        return self._options.context
+
+    @property
+    def generator(self) -> Any:
+        """The generator that gives a seed for each epoch, or None."""
+        return self._generator
+
+    @property
+    def prefetch_factor(self) -> int:
+        """Batches under way for each worker."""
+        return self._options.prefetch_factor
+
+    @property
+    def persistent_workers(self) -> bool:
+        """Whether workers live on from epoch to epoch."""
+        return self._options.persistent_workers
+
+    @property
+    def in_order(self) -> bool:
+        """Whether batches come in the sampler's order, or as they are ready."""
+        return self._options.in_order
+
+    @property
+    def backend(self) -> Backend:
+        """What turns the leaves of a batch into another library's arrays."""
+        return self._backend
+
+    @property
+    def device(self) -> Any:
+        """Where batches are placed, or None."""
+        return self._options.device
+
+    @property
+    def seed(self) -> int:
+        """The seed that order and samples follow from; with `generator`, that of the epoch begun last."""
+        return self._seed
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next `iter` begins, or that is running."""
+        return self._place().epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next `iter` begin this epoch; not needed for epochs to differ."""
+        self._epoch = seeding.check_seed(epoch, "epoch")
+        self._progress = None
+        self._resume = None
+
+    def _place(self) -> Place:
+        """Where the data that was yielded ends."""
+        if self._resume is not None:
+            return self._resume
+        return self._progress.place if self._progress is not None else Place(self._epoch)
+
+    def __len__(self) -> int:
+        """The number of batches of an epoch; `TypeError` where dataset or sampler has no length."""
+        options = self._options
+        if options.batch_sampler is not None:
+            return len(options.batch_sampler)
+        total = len(options.dataset) if options.stream else len(self._sampler)
+        if options.batch_size is None:
+            return total
+        return total // options.batch_size if options.drop_last else -(-total // options.batch_size)
+
+    def __repr__(self) -> str:
+        options = self._options
+        words = [_short(options.dataset)]
+        if options.batch_sampler is not None:
+            words.append(f"batch_sampler={options.batch_sampler!r}")
+        else:
+            words.append(f"batch_size={options.batch_size}")
+        if options.shuffle:
+            words.append("shuffle=True")
+        if options.sampler is not None:
+            words.append(f"sampler={options.sampler!r}")
+        words.append(f"num_workers={options.num_workers}")
+        if self._backend.name != "numpy":
+            words.append(f"backend={self._backend.name!r}")
+        if options.device is not None:
+            words.append(f"device={options.device!r}")
+        return f"DataLoader({', '.join(words)}, seed={self._seed})"
+
+    # ------------------------------------------------------------------------------------------------ iteration
+
+    def __iter__(self) -> LoaderIterator[BatchT]:
+        return self._iterate(None)
+
+    def steps(self, n: int) -> LoaderIterator[BatchT]:
+        """Iterate `n` batches, across the ends of epochs without a gap; no batch spans two epochs.
+
+        >>> [len(batch) for batch in DataLoader(range(10), 4).steps(5)]
+        [4, 4, 2, 4, 4]
+        """
+        if isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n < 0:
+            raise OptionError(f"steps must be a non-negative int, got {n!r}")
+        return self._iterate(int(n))
+
+    def _iterate(self, limit: int | None) -> LoaderIterator[BatchT]:
+        options = self._options
+        place = self._begin()
+        plan = self._plan(place)
+        if plan.exhausted and plan.resumed:  # a state of the very end: the next epoch begins
+            plan = self._plan(Place(place.epoch + 1))
+        pool, release = self._open_pool()
+        try:
+            iterator: LoaderIterator[BatchT] = LoaderIterator(
+                plan,
+                pool,
+                next_plan=self._next_plan,
+                limit=limit,
+                window=Window(self._window(), options.in_order),
+                timeout=options.timeout,
+                backend=self._backend,
+                device=options.device,
+                recorder=self._recorder,
+                release=release,
+            )
+        except BaseException:
+            pool.close()
+            raise
+        self._progress = iterator
+        self._iterators.add(iterator)
+        return iterator
+
+    def _begin(self) -> Place:
+        """Where the next iterator starts."""
+        if self._resume is not None:
+            place, self._resume = self._resume, None
+            return place
+        if self._progress is not None:
+            self._epoch = self._progress.epoch + 1
+        self._draw()
+        return Place(self._epoch)
+
+    def _draw(self) -> None:
+        """With a generator each epoch has a seed of its own."""
+        if self._generator is not None:
+            seed = draw_from(self._generator)
+            if seed is None:
+                seed = plugins.seed_from(self._generator)
+            if seed is None:
+                raise OptionError(
+                    "generator must be a numpy.random.Generator or a generator of an installed backend's framework, "
+                    f"got {type(self._generator).__qualname__}"
+                )
+            self._seed = seed
+
+    def _next_plan(self, epoch: int) -> Plan:
+        self._draw()
+        return self._plan(Place(epoch))
+
+    def _window(self) -> int:
+        return max(self._options.num_workers * self._options.prefetch_factor, 1)
+
+    # ------------------------------------------------------------------------------------------------ assembly
+
+    def _make_sampler(self) -> Any:
+        """The sampler or batch sampler that orders the samples; None for a stream."""
+        options = self._options
+        if options.stream:
+            return None
+        sampler = options.batch_sampler if options.batch_sampler is not None else options.sampler
+        if sampler is None:
+            if options.shuffle:
+                return RandomSampler(options.dataset) if len(options.dataset) else SequentialSampler(options.dataset)
+            return SequentialSampler(options.dataset)
+        if isinstance(sampler, SeededSampler):
+            sampler.settle(plugins.seed_from, self._backend.world())
+        wanted = getattr(sampler, "data_length", None)
+        if wanted is not None and wanted != len(options.dataset):
+            raise OptionError(
+                f"the sampler was made for {wanted} samples (one label, weight or length each), but the dataset has "
+                f"{len(options.dataset)}"
+            )
+        return sampler
+
+    def _order_seed(self) -> int:
+        given = self._seed if self._given_seed is not None or self._generator is not None else None
+        return effective_seed(self._sampler, given, self._seed)
+
+    def _plan(self, place: Place) -> Plan:
+        """The requests of an epoch from `place` on."""
+        options, sampler = self._options, self._sampler
+        if options.stream:
+            return self._stream_plan(place)
+        batched = options.batch_sampler is not None
+        if is_transparent(sampler):
+            if batched:
+                batches = sampler.batches(self._order_seed(), place.epoch)
+                return BatchPlan(place.epoch, self._seed, place, batches)
+            order = sampler.order(self._order_seed(), place.epoch)
+            return OrderPlan(place.epoch, self._seed, place, order, options.batch_size, options.drop_last)
+        set_epoch_inside(sampler, place.epoch)
+        return ForeignPlan(
+            place.epoch, self._seed, place, sampler, options.batch_size, options.drop_last, batched, self._rank
+        )  # fmt: skip
+
+    def _stream_plan(self, place: Place) -> Plan:
+        raise NotImplementedError
+
+    def _open_pool(self) -> tuple[Pool, Callable[[Any], None] | None]:
+        """A pool for one iterator, and what takes it back afterwards (None: the iterator ends it)."""
+        options = self._options
+        if options.num_workers == 0:
+            return InlinePool(self._fetcher(isolated=False)), None
+        if options.worker_type == "thread":
+            threads = ThreadPool(
+                self._fetcher(isolated=False), workers=options.num_workers, window=self._window(), owned=options.stream
+            )
+            return threads, None
+        fetcher = self._fetcher(isolated=True)
+        take_back = self._idle.put if options.persistent_workers else None
+        if (pool := self._idle.take()) is not None:
+            if pool.reusable(fetcher):
+                return pool, take_back
+            pool.close()
+        self._warn_once()
+        use_server(self)
+        pool = ProcessPool(
+            fetcher,
+            workers=options.num_workers,
+            window=self._window() + (PLACED_AHEAD if options.device is not None else 0),
+            context=options.context,
+            owned=options.stream,
+            reuse=options.persistent_workers,
+            restarts=options.max_worker_restarts,
+            attach=self._backend.attach if options.pin_memory else None,
+            environment=plugins.worker_environment(),
+        )
+        return pool, take_back
+
+    def _warn_once(self) -> None:
+        """Once a loader: what will be slow or large in workers."""
+        if self._warned:
+            return
+        self._warned = True
+        for path in find_large_lists(self._options.dataset):
+            warnings.warn(
+                f"{path} holds very many Python objects: each worker gets a copy of every one, and its memory grows as "
+                "they are read. agnoload.PackedList(...) keeps strings, bytes or objects in one buffer for all workers",
+                AgnoloadWarning,
+                stacklevel=5,
+            )
+
+    def _fetcher(self, isolated: bool) -> Fetcher:
+        options = self._options
+        return Fetcher(
+            options.dataset,
+            stream=options.stream,
+            batched=options.batch_size is not None or options.batch_sampler is not None,
+            collate_fn=options.collate_fn,
+            seed=self._seed,
+            workers=options.num_workers,
+            rank=self._rank,
+            world_size=self._world_size,
+            isolated=isolated,
+            threaded=options.worker_type == "thread" and options.num_workers > 0,
+            on_error=options.on_error,
+            choose=_Choose(self._sampler, self._order_seed()) if self._may_replace() else None,
+            worker_init_fn=options.worker_init_fn,
+        )
+
+    def _may_replace(self) -> bool:
+        on_error = self._options.on_error
+        return (on_error == "replace" or callable(on_error)) and is_transparent(self._sampler)
+
+    # ------------------------------------------------------------------------------------------------ state
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the batches that were yielded end, for `load_state_dict`; `json.dumps` takes it.
+
+        Under 1 KiB for datasets with indices. After the last batch of an epoch it is the start of the next.
+        """
+        return capture(self._place(), self._seed, self._order_seed(), self._facts())
+
+    def load_state_dict(self, state: Any) -> None:
+        """Let the next `iter` go on where `state` was taken; reads no data.
+
+        Any number of workers may go on, any number of ranks at the same position, and another batch size. `StateError`
+        with both sides if dataset length, sampler or a given seed differ.
+        """
+        place, seed, order_seed = restore(state, self._facts())
+        if self._given_seed is not None and seed != self._given_seed:
+            raise StateError(
+                f"this state was saved with seed {seed}, but this loader was given seed {self._given_seed}"
+            )
+        before, self._seed = self._seed, seed
+        if not self._options.stream and self._order_seed() != order_seed and self._generator is None:
+            found, self._seed = self._order_seed(), before
+            raise StateError(
+                f"this state was saved with a sampler on seed {order_seed}, but this loader's is on {found}"
+            )
+        self._resume = place
+        self._progress = None
+
+    def _facts(self) -> dict[str, Any]:
+        options = self._options
+        if options.stream:
+            return {"kind": "stream", "dataset": type(options.dataset).__name__}
+        sampler = self._sampler
+        identity = sampler.identity() if isinstance(sampler, SeededSampler) else type(sampler).__name__
+        return {"kind": "map", "length": len(options.dataset), "sampler": identity}
+
+    # ------------------------------------------------------------------------------------------------ the rest
+
+    def stats(self) -> Stats:
+        """What was loaded so far and where the time went, with a verdict in one sentence."""
+        return self._recorder.stats()
+
+    def close(self) -> None:
+        """End all workers, within a second whatever they do; twice is fine, and iterating again starts afresh.
+
+        Iterators that are under way end; batches that were yielded stay valid.
+        """
+        for iterator in list(self._iterators):
+            iterator.close()
+        self._idle.close(os.getpid())
+        release_server(self)
+
+    def __enter__(self) -> DataLoader[BatchT]:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _Idle:
+    """The kept workers of a loader between two iterators."""
+
+    def __init__(self) -> None:
+        self._owner = os.getpid()
+        self._pool: ProcessPool | None = None
+
+    def take(self) -> ProcessPool | None:
+        pool, self._pool = self._pool, None
+        return pool
+
+    def put(self, pool: ProcessPool) -> None:
+        if self._pool is None:
+            pool.abandon()
+            self._pool = pool
+        else:
+            pool.close()
+
+    def close(self, owner: int) -> None:
+        if (pool := self.take()) is not None and owner == self._owner:
+            pool.close()
+
+
+class _Choose:
+    """Indices of an epoch at random, for replacements; travels to workers with its sampler."""
+
+    def __init__(self, sampler: Any, seed: int) -> None:
+        self._sampler = sampler
+        self._seed = seed
+
+    def __call__(self, epoch: int, rng: np.random.Generator, count: int) -> IndexArray:
+        if self._sampler.yields_batches:
+            batches = self._sampler.batches(self._seed, epoch)
+            picked = batches.batch(int(rng.integers(len(batches))))
+            return rng.permutation(picked)[:count]
+        order = self._sampler.order(self._seed, epoch)
+        n = len(order)
+        places = rng.permutation(n)[:count] if n <= count else rng.integers(n, size=count)
+        return np.concatenate([order.take(place, place + 1) for place in places.tolist()])
+
+
+def _short(dataset: Any) -> str:
+    """A dataset in a word or two: its own repr if that is short."""
+    text = repr(dataset)
+    return text if len(text) <= 60 and "\n" not in text else f"<{type(dataset).__name__}>"

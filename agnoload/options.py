@@ -1,0 +1,203 @@
+"""The options of a loader: what is legal, and what each illegal one is told. Decided once, in the constructor."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from agnoload.errors import AgnoloadWarning, OptionError
+from agnoload.pools.start import method_of
+from agnoload.seeding import check_seed
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The options after their check, with defaults filled in."""
+
+    dataset: Any
+    stream: bool
+    batch_size: int | None
+    shuffle: bool
+    sampler: Any
+    batch_sampler: Any
+    num_workers: int
+    collate_fn: Callable[[Any], Any] | None
+    pin_memory: bool
+    drop_last: bool
+    timeout: float | None
+    worker_init_fn: Callable[[int], None] | None
+    context: Any
+    generator: Any
+    prefetch_factor: int
+    persistent_workers: bool
+    in_order: bool
+    device: Any
+    seed: int | None
+    worker_type: str
+    on_error: Any
+    max_worker_restarts: int
+
+
+def check_options(
+    *,
+    dataset: Any,
+    batch_size: Any,
+    shuffle: Any,
+    sampler: Any,
+    batch_sampler: Any,
+    num_workers: Any,
+    collate_fn: Any,
+    pin_memory: Any,
+    drop_last: Any,
+    timeout: Any,
+    worker_init_fn: Any,
+    multiprocessing_context: Any,
+    generator: Any,
+    prefetch_factor: Any,
+    persistent_workers: Any,
+    pin_memory_device: Any,
+    in_order: Any,
+    device: Any,
+    seed: Any,
+    worker_type: Any,
+    on_error: Any,
+    max_worker_restarts: Any,
+) -> Options:
+    """Check every option by itself and against the others; `OptionError` for the first that cannot work."""
+    stream = _is_stream(dataset)
+    if batch_size is not None:
+        batch_size = _integer("batch_size", batch_size, 1, "a positive int or None")
+    if shuffle is not None:
+        shuffle = _flag("shuffle", shuffle)
+    drop_last = _flag("drop_last", drop_last)
+    for name, value in (("collate_fn", collate_fn), ("worker_init_fn", worker_init_fn)):
+        if value is not None and not callable(value):
+            raise OptionError(f"{name} must be callable or None, got {value!r}")
+    for name, value in (("sampler", sampler), ("batch_sampler", batch_sampler)):
+        if value is not None and not hasattr(value, "__iter__"):
+            raise OptionError(f"{name} must be iterable, got {type(value).__name__}: {value!r}")
+    if stream:
+        _check_stream(shuffle, sampler, batch_sampler)
+    if sampler is not None and shuffle:
+        raise OptionError("sampler and shuffle=True exclude each other: the sampler says the order")
+    if batch_sampler is not None:
+        _check_batch_sampler(batch_size, shuffle, sampler, drop_last)
+        batch_size = None
+    elif batch_size is None and drop_last:
+        raise OptionError(
+            "batch_size=None and drop_last=True exclude each other: there are no batches to be incomplete"
+        )
+    if getattr(sampler, "yields_batches", False):
+        raise OptionError(
+            f"sampler must yield indices, got {sampler!r}, which yields batches: pass it as batch_sampler"
+        )
+    if on_error not in ("raise", "skip", "replace") and not callable(on_error):
+        raise OptionError(f"on_error must be 'raise', 'skip', 'replace' or a callable, got {on_error!r}")
+    if worker_type not in ("process", "thread"):
+        raise OptionError(f"worker_type must be 'process' or 'thread', got {worker_type!r}")
+    if seed is not None:
+        seed = check_seed(seed)
+        if generator is not None:
+            raise OptionError("seed and generator exclude each other: a generator gives the seed")
+    method_of(multiprocessing_context)
+    if not isinstance(pin_memory_device, str):
+        raise OptionError(f"pin_memory_device must be a str, got {pin_memory_device!r}")
+    if pin_memory_device and device is None:
+        _warn("pin_memory_device does nothing: pinned memory serves every device. Use device= to have batches there")
+    return Options(
+        dataset=dataset,
+        stream=stream,
+        batch_size=batch_size,
+        shuffle=bool(shuffle),
+        sampler=sampler,
+        batch_sampler=batch_sampler,
+        num_workers=_workers(num_workers),
+        collate_fn=collate_fn,
+        pin_memory=_flag("pin_memory", pin_memory),
+        drop_last=drop_last,
+        timeout=_seconds(timeout),
+        worker_init_fn=worker_init_fn,
+        context=multiprocessing_context,
+        generator=generator,
+        prefetch_factor=2
+        if prefetch_factor is None
+        else _integer("prefetch_factor", prefetch_factor, 1, "a positive int"),
+        persistent_workers=_flag("persistent_workers", persistent_workers),
+        in_order=_flag("in_order", in_order),
+        device=device,
+        seed=seed,
+        worker_type=worker_type,
+        on_error=on_error,
+        max_worker_restarts=_integer("max_worker_restarts", max_worker_restarts, 0, "a non-negative int"),
+    )
+
+
+def _is_stream(dataset: Any) -> bool:
+    """Whether a dataset is iterated rather than indexed; what can do both is indexed."""
+    if hasattr(dataset, "__getitem__"):
+        if not hasattr(dataset, "__len__"):
+            raise OptionError(f"a dataset with __getitem__ must have __len__ too, {type(dataset).__name__} has none")
+        return False
+    if hasattr(dataset, "__iter__"):
+        return True
+    raise OptionError(
+        f"dataset must have __getitem__ and __len__, or __iter__, got {type(dataset).__name__}: {dataset!r}"
+    )
+
+
+def _check_stream(shuffle: Any, sampler: Any, batch_sampler: Any) -> None:
+    if shuffle:
+        raise OptionError(
+            "shuffle=True needs a dataset with indices: shuffle a stream through a buffer with "
+            "dataset.shuffle(buffer_size) (agnoload.IterableDataset has it)"
+        )
+    for name, value in (("sampler", sampler), ("batch_sampler", batch_sampler)):
+        if value is not None:
+            raise OptionError(f"{name} needs a dataset with indices, a stream comes in its own order: got {value!r}")
+
+
+def _check_batch_sampler(batch_size: Any, shuffle: Any, sampler: Any, drop_last: bool) -> None:
+    given = [
+        f"{name}={value!r}"
+        for name, value, default in (
+            ("batch_size", batch_size, (1,)),
+            ("shuffle", shuffle, (None, False)),
+            ("sampler", sampler, (None,)),
+            ("drop_last", drop_last, (False,)),
+        )
+        if not any(value is d or (isinstance(value, (int, bool)) and value == d) for d in default)
+    ]
+    if given:
+        raise OptionError(f"batch_sampler excludes batch_size, shuffle, sampler and drop_last, got {', '.join(given)}")
+
+
+def _workers(value: Any) -> int:
+    return _integer("num_workers", value, 0, "a non-negative int or 'auto'")
+
+
+def _integer(name: str, value: Any, low: int, what: str) -> int:
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)) or value < low:
+        raise OptionError(f"{name} must be {what}, got {value!r}")
+    return int(value)
+
+
+def _flag(name: str, value: Any) -> bool:
+    if not isinstance(value, (bool, np.bool_)):
+        raise OptionError(f"{name} must be a bool, got {value!r}")
+    return bool(value)
+
+
+def _seconds(value: Any) -> float | None:
+    """The timeout; None for torch's 0, which means without limit."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.number)) or not 0 <= value < math.inf:
+        raise OptionError(f"timeout must be a number of seconds, not negative (0: no limit), got {value!r}")
+    return float(value) or None
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, AgnoloadWarning, stacklevel=4)

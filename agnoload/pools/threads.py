@@ -1,0 +1,110 @@
+"""The pool of threads: for decoders that release the interpreter lock, slow storage, and free-threaded Python."""
+
+from __future__ import annotations
+
+import copy
+import queue
+import sys
+import threading
+import time
+import traceback
+import warnings
+from typing import Any
+
+from agnoload.errors import AgnoloadError, AgnoloadWarning, WorkerTimeout
+from agnoload.messages import Reply, Request
+from agnoload.pools.processes import SILENCE, describe_request
+from agnoload.pools.worker import WorkerFetch
+from agnoload.transport.recycled import Recycled
+
+
+class ThreadPool:
+    """Answers requests in `workers` threads of this process, each with a copy of `fetch` over the same dataset."""
+
+    def __init__(self, fetch: WorkerFetch, *, workers: int, window: int, owned: bool = False) -> None:
+        self._open: dict[int, Request] = {}
+        self._busy: dict[int, int] = {}
+        self._replies: queue.SimpleQueue[Reply | BaseException] = queue.SimpleQueue()
+        self._queues: list[queue.SimpleQueue[Request | None]] = [
+            queue.SimpleQueue() for _ in range(workers if owned else 1)
+        ]
+        self._owned = owned
+        self._empty = Recycled(window + workers + 1)
+        self._closed = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._work, args=(copy.copy(fetch), number), name=f"agnoload-{number}", daemon=True)
+            for number in range(workers)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, request: Request) -> None:
+        self._open[request.number] = request
+        self._queues[request.owner or 0 if self._owned else 0].put(request)
+
+    def receive(self, timeout: float | None = None) -> Reply:
+        if not self._open:
+            raise AgnoloadError("receive() was called while no request was under way")
+        began = time.monotonic()
+        limit = SILENCE if timeout is None else timeout
+        try:
+            reply = self._replies.get(timeout=limit)
+        except queue.Empty:
+            waited = time.monotonic() - began
+            if timeout is not None:
+                raise WorkerTimeout(f"no batch came within {waited:.1f} s: {self._doing()}") from None
+            warnings.warn(f"no batch for {waited:.0f} s: {self._doing()}", AgnoloadWarning, stacklevel=4)
+            reply = self._replies.get()
+        if isinstance(reply, BaseException):
+            raise reply
+        del self._open[reply.number]
+        return reply
+
+    def ready(self) -> bool:
+        return not self._replies.empty()
+
+    def close(self) -> None:
+        """Let the threads end; one that is in the middle of a sample ends after it, and nobody waits for it."""
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        for requests in self._queues:
+            for _ in self._threads:
+                requests.put(None)
+        deadline = time.monotonic() + 0.5
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, deadline - time.monotonic()))
+        self._open.clear()
+
+    def _work(self, fetch: WorkerFetch, worker: int) -> None:
+        requests = self._queues[worker if self._owned else 0]
+        try:
+            fetch.begin(worker)
+        except BaseException as error:
+            error.add_note(f"in worker {worker}, before its first batch")
+            self._replies.put(error)
+            return
+        while (request := requests.get()) is not None and not self._closed.is_set():
+            self._busy[worker] = request.number
+            try:
+                reply = fetch(request, self._empty)
+            except BaseException as error:
+                reply = Reply(request.number, worker, error=error)
+            if reply.error is not None:
+                reply.error.add_note(f"in worker {worker} (a thread)")
+            reply = reply._replace(worker=worker, finished=time.monotonic())
+            self._busy.pop(worker, None)
+            self._replies.put(reply)
+            del reply, request
+
+    def _doing(self) -> str:
+        """What the oldest request under way is waiting for, with its thread's stack."""
+        number = min(self._open)
+        what = describe_request(self._open[number])
+        worker = next((w for w, n in self._busy.copy().items() if n == number), None)
+        if worker is None:
+            return f"{what} waits for a free worker"
+        frame: Any = sys._current_frames().get(self._threads[worker].ident or 0)
+        stack = "".join(traceback.format_stack(frame)) if frame is not None else "  (it has none)"
+        return f"worker {worker} (a thread) is busy with {what}; its stack:\n{stack}"

@@ -1,0 +1,234 @@
+"""The life of a worker process: read a ticket, load what it names into its slot, send a ticket back."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import pickle
+import select
+import signal
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from enum import IntEnum
+from functools import partial
+from typing import Any, Protocol
+
+from agnoload.messages import Reply, Request
+from agnoload.pools.start import Start
+from agnoload.protocols import Fetch
+from agnoload.transport.arena import Mapping as Memory
+from agnoload.transport.arena import Slot, Slots
+from agnoload.transport.failures import describe
+from agnoload.transport.payload import Payload
+from agnoload.transport.wire import encode
+
+REQUEST = struct.Struct("<4q")
+"""number, slot, bytes of the request in the slot, its form; a number below zero ends the worker."""
+PICKLED, PACKED = 0, 1
+REPLY = struct.Struct("<9q3d")
+"""number, slot, worker, kind, offset, nbytes, spans, end, samples, started, fetched, finished."""
+TICKETS = 512
+"""Tickets under way at most: less than a pipe of 64 KiB holds of either kind, so no write can ever block."""
+
+EXTRAS, ERROR, END, STARTUP = 1, 2, 4, 8
+"""Kinds of a reply, as bits: the value is (batch, extras); it is (error, extras); a stream ended; no request's."""
+
+DUMP_SIGNAL = signal.SIGUSR2
+
+
+class WorkerFetch(Fetch, Protocol):
+    """What a worker runs: a fetch that is told once which worker it serves, before its first request."""
+
+    def begin(self, worker: int) -> None: ...
+
+    def parts(self) -> Mapping[str, Any]:
+        """The user's objects in it, by the names that an error shall use."""
+
+
+class Stage(IntEnum):
+    """What a worker is doing."""
+
+    STARTING = 0
+    IDLE = 1
+    LOADING = 2
+    SENDING = 3
+
+
+class Control:
+    """The arena's first slot: a line for each worker, which it writes and the parent reads, and room for its stack.
+
+    A line is (the number of the request taken last, plus one; its stage). Aligned words: never seen half-written.
+    """
+
+    DUMP = 1 << 16
+
+    def __init__(self, fd: int, workers: int) -> None:
+        self._dumps = -(-workers * 64 // 4096) * 4096
+        self._mapping = Memory(fd, 0, self._dumps + workers * self.DUMP)
+        self.view = memoryview(self._mapping.array())
+        self._words = self.view[: self._dumps].cast("q")
+
+    def claim(self, worker: int, number: int, stage: Stage) -> None:
+        self._words[worker * 8 + 1] = stage
+        self._words[worker * 8] = number + 1
+
+    def stage(self, worker: int, stage: Stage) -> None:
+        self._words[worker * 8 + 1] = stage
+
+    def claimed(self, worker: int) -> int | None:
+        number = self._words[worker * 8]
+        return number - 1 if number else None
+
+    def stage_of(self, worker: int) -> Stage:
+        return Stage(self._words[worker * 8 + 1])
+
+    def clear(self, worker: int) -> None:
+        """Before a worker starts under this number."""
+        self._words[worker * 8] = 0
+        self._words[worker * 8 + 1] = Stage.STARTING
+        start = self.dump_offset(worker)
+        self.view[start : start + self.DUMP] = bytes(self.DUMP)
+
+    def dump_offset(self, worker: int) -> int:
+        return self._dumps + worker * self.DUMP
+
+    def stack(self, worker: int) -> str:
+        """What the worker's fault handler has written, the last dump of it."""
+        start = self.dump_offset(worker)
+        text = bytes(self.view[start : start + self.DUMP]).split(b"\0", 1)[0].decode(errors="replace")
+        return text.strip()
+
+
+def main(start: Start, extra: list[int], inherited: Any = None) -> None:
+    """Everything a worker process does, from its first line to its end."""
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a forked copy of the user's handler must not answer ours
+    _end_with(start.parent)
+    if inherited is None:
+        payload = Payload(start.payload)
+        os.close(start.payload)
+        _settle(payload.surroundings)
+        read = partial(payload.value, extra)
+    else:
+        read = partial(_identity, inherited)
+    control = Control(start.arena, start.workers)
+    _dump_to(start.arena, control.dump_offset(start.worker))
+    Worker(start, control).run(read)
+
+
+def _identity(value: Any) -> Any:
+    return value
+
+
+def _settle(around: dict[str, Any]) -> None:
+    """Make this process look like the one it works for: a fork server's own are those of the time it began."""
+    sys.path[:] = around["path"]
+    sys.argv[:] = around["argv"]
+    os.environ.clear()
+    os.environ.update(around["environ"])
+    os.chdir(around["directory"])
+
+
+def _end_with(parent: int) -> None:
+    """A thread of its own ends this process when the parent has gone, also in the middle of a sample."""
+    try:
+        fd = os.pidfd_open(parent)
+    except (AttributeError, OSError):
+        if not _alive(parent):
+            os._exit(1)
+        return
+
+    def watch() -> None:
+        poll = select.poll()
+        poll.register(fd, select.POLLIN)
+        poll.poll()
+        os._exit(1)
+
+    threading.Thread(target=watch, name="agnoload-parent-watch", daemon=True).start()
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _dump_to(arena: int, offset: int) -> None:
+    """Send the Python stack of a crash, or of a hang when the parent asks by signal, to this worker's place."""
+    fd = os.open(f"/proc/self/fd/{arena}", os.O_RDWR | os.O_CLOEXEC)  # a file position of its own
+    os.lseek(fd, offset, os.SEEK_SET)
+    faulthandler.enable(fd, all_threads=False)
+    faulthandler.register(DUMP_SIGNAL, fd, all_threads=False, chain=False)
+
+
+class Worker:
+    """One worker over its descriptors; a test can drive it with plain pipes, in a thread."""
+
+    def __init__(self, start: Start, control: Control) -> None:
+        self._number = start.worker
+        self._requests = start.requests
+        self._replies = start.replies
+        self._slots = Slots(start.arena)
+        self._control = control
+
+    def run(self, read: Callable[[], WorkerFetch]) -> None:
+        """Read the payload, then answer tickets until one says stop or the pipe ends."""
+        control, number = self._control, self._number
+        try:
+            fetch = read()
+            fetch.begin(number)
+        except BaseException as error:  # also SystemExit: the parent must hear of it, whatever it is
+            self._send(Reply(-1, number, error=error), self._slots[1 + number], STARTUP)
+            return
+        control.stage(number, Stage.IDLE)
+        slots, requests = self._slots, self._requests
+        while True:
+            ticket = os.read(requests, REQUEST.size)
+            if not ticket:
+                return
+            request_number, slot_number, nbytes, form = REQUEST.unpack(ticket)
+            if request_number < 0:
+                return
+            control.claim(number, request_number, Stage.LOADING)
+            slot = slots[slot_number]
+            slot.reach(nbytes)
+            data = slot.view[:nbytes]
+            request: Request = Request.unpacked(data) if form == PACKED else pickle.loads(data)
+            slot.reset()
+            try:
+                reply = fetch(request, slot.empty)
+            except BaseException as error:
+                reply = Reply(request_number, error=error)
+            control.stage(number, Stage.SENDING)
+            self._send(reply, slot)
+            del reply
+            control.stage(number, Stage.IDLE)
+
+    def _send(self, reply: Reply, slot: Slot, kind: int = 0) -> None:
+        """Encode a reply into its slot and send the ticket; what cannot be encoded becomes an error."""
+        value: Any = reply.batch
+        if reply.error is not None:
+            kind |= ERROR
+            value = (describe(reply.error), reply.extras)
+        elif reply.extras is not None:
+            kind |= EXTRAS
+            value = (value, reply.extras)
+        if reply.end:
+            kind |= END
+        try:
+            place = encode(value, slot)
+        except BaseException as error:
+            slot.reset()
+            kind = (kind & STARTUP) | ERROR
+            place = encode((describe(error, "while its batch was sent to the parent"), None), slot)
+        ticket = REPLY.pack(
+            reply.number, slot.number, self._number, kind, *place, reply.samples, reply.started, reply.fetched,
+            time.monotonic(),
+        )  # fmt: skip
+        os.write(self._replies, ticket)

@@ -1,0 +1,273 @@
+"""Shared memory for batches: one sparse file without a name, cut into slots; the only file that knows what memory is.
+
+Slot `s` lies at offset `s * STRIDE` of a `memfd`. A stride is far larger than any batch and costs nothing until it is
+written, so no size is guessed beforehand: each side maps a slot at the length it needs, and maps it longer when a
+batch outgrows that. There is one descriptor for all slots, no name that could be left behind or collide, and
+`/dev/shm` with its limits is not involved.
+
+The parent lends a slot to the arrays of a decoded batch by a `Lease`, the object at the bottom of every view of that
+memory. When the last view has died the lease dies, and the slot is free again; nobody else can free it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import weakref
+from collections import deque
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+STRIDE = 1 << 36
+SLOTS = 4096
+LENT_LIMIT = 1000
+"""Slots lent at once before batches are copied out: Linux allows 65,530 mappings a process."""
+ALIGNMENT = 64
+_FIRST_MAPPING = 1 << 16
+_PUNCH_HOLE = 0x03  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
+
+Attach = Callable[[npt.NDArray[np.uint8]], Callable[[], None]]
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64]
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+
+
+def aligned(nbytes: int) -> int:
+    """The next multiple of `ALIGNMENT`."""
+    return (nbytes + ALIGNMENT - 1) & -ALIGNMENT
+
+
+def anonymous_file(name: str, nbytes: int) -> int:
+    """A descriptor of a file that has memory but no name, of `nbytes` zeros that take no memory until written."""
+    fd = os.memfd_create(name, os.MFD_CLOEXEC)
+    os.ftruncate(fd, nbytes)
+    return fd
+
+
+class Mapping:
+    """A piece of a file in this process's memory; unmapped when nothing refers to it any more.
+
+    `mmap.mmap` is not used because it keeps a descriptor of its own for each mapping.
+    """
+
+    def __init__(self, fd: int, offset: int, nbytes: int, private: bool = False) -> None:
+        flags = mmap.MAP_PRIVATE if private else mmap.MAP_SHARED
+        address = _libc.mmap(None, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, offset)
+        if address is None or address == ctypes.c_void_p(-1).value:
+            error = ctypes.get_errno()
+            raise OSError(error, f"cannot map {nbytes} bytes of shared memory: {os.strerror(error)}")
+        self.address: int = address
+        self.nbytes = nbytes
+        self.attached = False
+        self.__array_interface__ = _interface(address, nbytes)
+        self._undo: list[Callable[[], None]] = []
+        # Not at exit: arrays may still be read there, and the process's end unmaps everything anyway.
+        weakref.finalize(self, _unmap, self._undo, address, nbytes).atexit = False
+
+    def attach(self, attach: Attach) -> None:
+        """Have a backend page-lock this memory, once; undone before the memory is unmapped."""
+        if not self.attached:
+            self.attached = True
+            # Through an array of its own: one made from `self` would keep the mapping alive for ever.
+            borrowed = (ctypes.c_ubyte * self.nbytes).from_address(self.address)
+            self._undo.append(attach(np.ctypeslib.as_array(borrowed)))
+
+    def array(self) -> Any:
+        """All bytes, as an array of uint8 that keeps the mapping alive."""
+        return np.asarray(self)
+
+
+def _unmap(undo: list[Callable[[], None]], address: int, nbytes: int) -> None:
+    for detach in undo:
+        detach()
+    _libc.munmap(address, nbytes)
+
+
+def _interface(address: int, nbytes: int) -> dict[str, Any]:
+    return {"version": 3, "typestr": "|u1", "shape": (nbytes,), "data": (address, False)}
+
+
+class Lease:
+    """The right to read one slot: the object that all arrays over that memory hang from."""
+
+    __slots__ = ("__array_interface__", "__weakref__", "mapping")
+
+    def __init__(self, mapping: Mapping, nbytes: int) -> None:
+        self.mapping = mapping
+        self.__array_interface__ = _interface(mapping.address, nbytes)
+
+    def array(self) -> Any:
+        """The bytes that it is for, as an array of uint8 that keeps it alive."""
+        return np.asarray(self)
+
+
+class Slot:
+    """One batch's place, as this process sees it: memory to write into, one array after the other."""
+
+    def __init__(self, fd: int, number: int) -> None:
+        self.number = number
+        self._fd = fd
+        self._map(_FIRST_MAPPING)
+        self.reset()
+
+    def _map(self, nbytes: int) -> None:
+        self.mapping = Mapping(self._fd, self.number * STRIDE, nbytes)
+        self.bytes = self.mapping.array()
+        self.view = memoryview(self.bytes)
+
+    def reach(self, nbytes: int) -> None:
+        """Map the slot at least `nbytes` long. Arrays over the shorter mapping stay valid: the pages are the same."""
+        if nbytes > self.mapping.nbytes:
+            if nbytes > STRIDE:
+                raise MemoryError(f"a batch of {nbytes} bytes is larger than the {STRIDE} bytes that a slot can hold")
+            self._old.append(self.mapping)
+            self._map(max(1 << (nbytes - 1).bit_length(), _FIRST_MAPPING))
+
+    def reset(self) -> None:
+        """Start to write at the beginning again."""
+        self.used = 0
+        self._old: list[Mapping] = []
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> npt.NDArray[Any]:
+        """Uninitialised memory of the slot as an array; `np.empty` for what cannot be shared."""
+        dtype = np.dtype(dtype)
+        nbytes = prod(shape) * dtype.itemsize
+        if dtype.hasobject or nbytes == 0:
+            return np.empty(shape, dtype)
+        start = self.used
+        end = start + nbytes
+        if end > self.mapping.nbytes:
+            self.reach(end)
+        self.used = aligned(end)
+        return np.ndarray(shape, dtype, self.bytes, start)
+
+    def put(self, data: Any) -> int:
+        """Copy bytes behind what is there; gives their offset."""
+        view = memoryview(data).cast("B")
+        start = self.used
+        end = start + view.nbytes
+        if end > self.mapping.nbytes:
+            self.reach(end)
+        if view.nbytes > 1 << 16:
+            self.bytes[start:end] = np.frombuffer(view, np.uint8)  # releases the interpreter lock
+        else:
+            self.view[start:end] = view
+        self.used = aligned(end)
+        return start
+
+    def offset_of(self, address: int, nbytes: int) -> int | None:
+        """The offset of memory that already lies in this slot, in the present mapping or one it has outgrown."""
+        for mapping in (self.mapping, *self._old):
+            offset = address - mapping.address
+            if offset >= 0 and offset + nbytes <= mapping.nbytes:
+                return offset
+        return None
+
+
+class Slots:
+    """The slots that this process has mapped, made when first asked for."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self._slots: dict[int, Slot] = {}
+
+    def __getitem__(self, number: int) -> Slot:
+        slot = self._slots.get(number)
+        if slot is None:
+            slot = self._slots[number] = Slot(self.fd, number)
+        return slot
+
+
+class _LeaseRef(weakref.ref[Lease]):
+    """Tells the arena which slot a dead lease was for."""
+
+    __slots__ = ("slot",)
+    slot: int
+
+
+class Arena(Slots):
+    """The parent's side: who has which slot. Owns the file; `close` lets go of it, and live leases keep their memory.
+
+    `reserved` slots at the beginning are never handed out. `capacity` is how many slots may keep their pages while no
+    batch needs them; the pages of others go back to the system.
+    """
+
+    def __init__(self, reserved: int, capacity: int, attach: Attach | None = None) -> None:
+        super().__init__(anonymous_file("agnoload", SLOTS * STRIDE))
+        self._attach = attach
+        self._capacity = capacity
+        self._next = reserved
+        self._reserved = reserved
+        self._free: deque[int] = deque()  # a lease may die in any thread, within any bytecode: only appends then
+        self._cold: list[int] = []
+        self._leases: dict[int, _LeaseRef] = {}
+        self._closed = False
+
+    def take(self) -> Slot:
+        """A free slot, preferably one whose pages are already there."""
+        try:
+            number = self._free.pop()
+        except IndexError:
+            number = self._cold.pop() if self._cold else self._new()
+        return self[number]
+
+    def _new(self) -> int:
+        if self._next >= SLOTS:
+            raise MemoryError(f"more than {SLOTS - self._reserved} batches in flight: lower prefetch_factor")
+        self._next += 1
+        return self._next - 1
+
+    def give_back(self, slot: int) -> None:
+        """A slot that no batch of the user's reads is free again."""
+        if not self._closed:
+            self._free.append(slot)
+
+    def lend(self, slot: Slot, nbytes: int) -> Lease:
+        """A lease over the first bytes of a slot; the slot comes free when the lease dies."""
+        slot.reach(nbytes)
+        if self._attach is not None:
+            slot.mapping.attach(self._attach)
+        lease = Lease(slot.mapping, nbytes)
+        ref = _LeaseRef(lease, self._returned)
+        ref.slot = slot.number
+        self._leases[slot.number] = ref
+        return lease
+
+    def _returned(self, ref: weakref.ref[Lease]) -> None:
+        slot = ref.slot  # type: ignore[attr-defined]
+        self._leases.pop(slot, None)
+        self.give_back(slot)
+
+    @property
+    def lent(self) -> int:
+        """How many batches of the user's lie in slots."""
+        return len(self._leases)
+
+    def trim(self) -> None:
+        """Give the pages of surplus free slots back to the system."""
+        while self._free and self._next - self._reserved - len(self._cold) > self._capacity:
+            number = self._free.popleft()
+            if self[number].mapping.attached:
+                del self._slots[number]  # unmapped and unlocked before its pages go
+            _libc.fallocate(self.fd, _PUNCH_HOLE, number * STRIDE, STRIDE)
+            self._cold.append(number)
+
+    def nbytes(self) -> int:
+        """The memory that the whole file takes at present."""
+        return os.fstat(self.fd).st_blocks * 512
+
+    def close(self) -> None:
+        """Close the file and forget the slots; memory that a lease covers lives on until the lease dies."""
+        if not self._closed:
+            self._closed = True
+            self._slots.clear()
+            self._free.clear()
+            os.close(self.fd)

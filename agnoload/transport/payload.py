@@ -1,0 +1,225 @@
+"""What every worker is given at its start: one file, packed once for all of them.
+
+cloudpickle carries the objects, so lambdas, closures and the classes of a script or notebook travel by value; their
+large arrays lie beside the pickle and each worker maps them privately, so that all workers share one copy of the
+pages until somebody writes.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.machinery
+import io
+import os
+import pickle
+import struct
+import sys
+import threading
+import time
+import types
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import cloudpickle
+import numpy as np
+
+from agnoload.errors import DatasetNotPicklable
+from agnoload.transport.arena import Mapping as Memory
+from agnoload.transport.arena import aligned, anonymous_file
+from agnoload.transport.byvalue import Pickler
+from agnoload.transport.shared import receiving
+
+_HEAD = struct.Struct("<4q")  # bytes of the surroundings, of the pickle, number of spans, bytes in all
+_packing = threading.RLock()
+
+
+def pack(value: Any, surroundings: dict[str, Any], parts: Mapping[str, Any], method: str) -> int:
+    """A descriptor of a file that holds `value`, for `unpack` in another process.
+
+    `surroundings` are plain values that must be in place before `value` can be read. `parts` are the user's objects
+    within `value` by name, and `method` the start method, for the error: what cannot be pickled is a
+    `DatasetNotPicklable` that names the path to the culprit.
+    """
+    buffers: list[pickle.PickleBuffer] = []
+    stream = io.BytesIO()
+    with _packing, _unimportable_by_value():
+        try:
+            Pickler(stream, 5, buffer_callback=buffers.append).dump(value)
+        except Exception as error:
+            raise _explain(error, parts, method) from error
+    header = stream.getbuffer()
+    around = pickle.dumps(surroundings, 5)
+    raws = [buffer.raw() for buffer in buffers]
+    offset = aligned(_HEAD.size + len(around) + len(header) + 16 * len(raws))
+    spans: list[int] = []
+    for raw in raws:
+        spans += (offset, raw.nbytes)
+        offset = aligned(offset + raw.nbytes)
+    total = max(offset, 1)
+    fd = anonymous_file("agnoload-payload", total)
+    try:
+        memory = Memory(fd, 0, total).array()
+        head = _HEAD.pack(len(around), len(header), len(raws), total) + around + bytes(header)
+        head += struct.pack(f"<{len(spans)}q", *spans)
+        memory[: len(head)] = np.frombuffer(head, np.uint8)
+        for raw, start in zip(raws, spans[::2], strict=True):
+            if raw.nbytes:
+                memory[start : start + raw.nbytes] = np.frombuffer(raw, np.uint8)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def digest(value: Any) -> bytes:
+    """What tells a payload from another without copying it: its pickle, and where its large arrays lie.
+
+    An array changed in place is not noticed.
+    """
+    buffers: list[pickle.PickleBuffer] = []
+    stream = io.BytesIO()
+    with _packing, _unimportable_by_value():
+        Pickler(stream, 5, buffer_callback=buffers.append).dump(value)
+    found = hashlib.blake2b(stream.getbuffer(), digest_size=16)
+    for buffer in buffers:
+        raw = buffer.raw()
+        address = np.frombuffer(raw, np.uint8).__array_interface__["data"][0] if raw.nbytes else 0
+        found.update(struct.pack("<2q", address, raw.nbytes))
+    return found.digest()
+
+
+class Payload:
+    """The receiving side of `pack`."""
+
+    def __init__(self, fd: int) -> None:
+        total = os.fstat(fd).st_size
+        self._view = memoryview(Memory(fd, 0, total, private=True).array())
+        around, self._header, self._spans, _ = _HEAD.unpack_from(self._view, 0)
+        self._start = _HEAD.size + around
+        self.surroundings: dict[str, Any] = pickle.loads(self._view[_HEAD.size : self._start])
+
+    def value(self, extra: list[int]) -> Any:
+        """Unpickle what was packed, with the descriptors that were sent beside it; runs the user's code."""
+        end = self._start + self._header
+        spans = struct.unpack_from(f"<{2 * self._spans}q", self._view, end)
+        buffers = [self._view[o : o + n] for o, n in zip(spans[::2], spans[1::2], strict=True)]
+        with receiving(extra):
+            return pickle.loads(self._view[self._start : end], buffers=buffers)
+
+
+@functools.lru_cache(maxsize=4096)
+def _importable(name: str, path: tuple[str, ...]) -> bool:
+    """Whether a fresh process with this `sys.path` finds the top-level module `name`."""
+    if name in sys.builtin_module_names:
+        return True
+    try:
+        return importlib.machinery.PathFinder.find_spec(name, list(path)) is not None
+    except Exception:
+        return False
+
+
+@contextmanager
+def _unimportable_by_value() -> Iterator[None]:
+    """While packing, let what a worker could not import (a test module, a notebook's helper) travel by value."""
+    path = tuple(sys.path)
+    found = []
+    for name, module in list(sys.modules.items()):
+        top = name.partition(".")[0]
+        if (
+            isinstance(module, types.ModuleType)
+            and getattr(module, "__file__", None)
+            and name not in ("__main__", "__mp_main__")
+            and not _importable(top, path)
+            and not _installed_by_hook(sys.modules.get(top))
+        ):
+            try:
+                cloudpickle.register_pickle_by_value(module)
+                found.append(module)
+            except ValueError:  # registered by the user already, or not a real module
+                continue
+    try:
+        yield
+    finally:
+        for module in found:
+            cloudpickle.unregister_pickle_by_value(module)
+
+
+def _installed_by_hook(module: Any) -> bool:
+    """An import hook (an editable install) finds this module, in a worker too."""
+    spec = getattr(module, "__spec__", None)
+    if spec is None:
+        return False
+    for finder in sys.meta_path:
+        if finder is importlib.machinery.PathFinder or "pytest" in type(finder).__module__:
+            continue
+        try:
+            if finder.find_spec(spec.name, None) is not None:
+                return True
+        except Exception:
+            continue
+    return False
+
+
+def _explain(error: Exception, parts: Mapping[str, Any], method: str) -> DatasetNotPicklable:
+    deadline = time.monotonic() + 0.5
+    path, culprit = "the loader", None
+    for name, part in parts.items():
+        if not _pickles(part):
+            path, culprit = _descend(name, part, deadline)
+            break
+    kind = f" ({type(culprit).__module__}.{type(culprit).__qualname__})" if culprit is not None else ""
+    return DatasetNotPicklable(
+        f"{path}{kind} cannot be sent to a worker process: {type(error).__name__}: {error}. With the start method "
+        f"{method!r} everything that a worker uses must pickle: make this object in worker_init_fn or on first use in "
+        "__getitem__, leave it out in __getstate__, or use worker_type='thread' or num_workers=0"
+    )
+
+
+def _pickles(value: Any) -> bool:
+    try:
+        Pickler(io.BytesIO(), 5, buffer_callback=lambda _: None).dump(value)
+    except Exception:
+        return False
+    return True
+
+
+def _descend(path: str, value: Any, deadline: float) -> tuple[str, Any]:
+    """Follow the first child that does not pickle, as deep as it goes."""
+    seen = {id(value)}
+    while time.monotonic() < deadline:
+        for step, child in _children(value):
+            if id(child) not in seen and not _pickles(child):
+                path, value = path + step, child
+                seen.add(id(child))
+                break
+            if time.monotonic() > deadline:
+                return path, value
+        else:
+            break
+    return path, value
+
+
+def _children(value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        yield from ((f"[{key!r}]", item) for key, item in value.items())
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        yield from ((f"[{place}]", item) for place, item in enumerate(value))
+    elif isinstance(value, functools.partial):
+        yield ".func", value.func
+        yield from ((f".args[{place}]", item) for place, item in enumerate(value.args))
+        yield from ((f".keywords[{key!r}]", item) for key, item in value.keywords.items())
+    elif isinstance(value, types.MethodType):
+        yield ".__self__", value.__self__
+    elif isinstance(value, types.FunctionType):
+        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=False):
+            yield f".{name}", cell.cell_contents
+        yield from ((f".{n}", value.__globals__[n]) for n in value.__code__.co_names if n in value.__globals__)
+    elif not isinstance(value, type):
+        yield from ((f".{name}", item) for name, item in getattr(value, "__dict__", {}).items())
+        for cls in type(value).__mro__:
+            slots = getattr(cls, "__slots__", ())
+            for name in (slots,) if isinstance(slots, str) else slots:
+                if hasattr(value, name):
+                    yield f".{name}", getattr(value, name)

@@ -1,0 +1,68 @@
+"""The book of requests under way: which one may go out, and which batch may come out. No threads, no arrays."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from agnoload.messages import Reply, Request
+
+
+class Window:
+    """Holds at most `limit` requests between their submission and the delivery of their batch.
+
+    In order, replies come out by number, whatever the order in which they arrived; otherwise as they arrived.
+
+    >>> window = Window(2, in_order=True)
+    >>> for number in (0, 1): window.add(Request(number, 0, number, None, 0))
+    >>> window.room
+    False
+    >>> window.arrived(Reply(1)); window.pop() is None
+    True
+    >>> window.arrived(Reply(0)); [window.pop()[1].number, window.pop()[1].number]
+    [0, 1]
+    """
+
+    def __init__(self, limit: int, in_order: bool) -> None:
+        self._limit = limit
+        self._in_order = in_order
+        self._requests: dict[int, Request] = {}  # in the order of submission
+        self._arrived: dict[int, Reply] = {}
+        self._queue: deque[int] = deque()
+
+    @property
+    def room(self) -> bool:
+        """Whether another request may go out."""
+        return len(self._requests) < self._limit
+
+    @property
+    def waiting(self) -> int:
+        """How many requests have no reply yet."""
+        return len(self._requests) - len(self._arrived)
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def add(self, request: Request) -> None:
+        """A request goes out."""
+        self._requests[request.number] = request
+        if self._in_order:
+            self._queue.append(request.number)
+
+    def arrived(self, reply: Reply) -> None:
+        """A reply has come; it must answer a request that is under way and has no reply yet."""
+        if reply.number not in self._requests or reply.number in self._arrived:
+            raise RuntimeError(f"reply {reply.number} answers no open request: a pool must answer each exactly once")
+        self._arrived[reply.number] = reply
+        if not self._in_order:
+            self._queue.append(reply.number)
+
+    def pop(self) -> tuple[Request, Reply] | None:
+        """The next request and its reply to deliver, or None if it has not arrived yet."""
+        if not self._queue:
+            return None
+        number = self._queue[0]
+        reply = self._arrived.pop(number, None)
+        if reply is None:
+            return None
+        self._queue.popleft()
+        return self._requests.pop(number), reply

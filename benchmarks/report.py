@@ -1,0 +1,197 @@
+"""Runs to medians, a table and a chart; written into the places of the documentation that are marked for them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results" / "results.json"
+CHART = HERE.parent / "docs" / "images" / "performance.svg"
+PAGES = [HERE.parent / "README.md", HERE.parent / "docs" / "performance.md"]
+
+
+@dataclass(frozen=True)
+class Headline:
+    """The figure that a workload is about; `scale` takes it into `unit`."""
+
+    what: str
+    key: str
+    unit: str
+    more_is_better: bool
+    scale: float = 1.0
+
+
+_BIG = 64 * 3 * 224 * 224 * 4
+HEADLINES = {
+    "small": Headline("32 samples of 1 KiB and a label, 2 workers", "rate", "batches/s", True),
+    "fields": Headline("256 dicts of 20 short arrays, 2 workers", "rate", "batches/s", True),
+    "big": Headline("64 float32 images of (3, 224, 224), 2 workers", "rate", "GB/s", True, _BIG / 1e9),
+    "decode": Headline("32 JPEGs to (3, 224, 224) float32, 2 workers", "rate", "batches/s", True),
+    "inmem": Headline("256 shuffled rows of 50,000 images in memory, no workers", "rate", "batches/s", True),
+    "start-forkserver": Headline("first batch, 2 workers, forkserver", "seconds", "s", False),
+    "start-spawn": Headline("first batch, 2 workers, spawn", "seconds", "s", False),
+    "kept": Headline("3,000 batches of `small`, all kept", "seconds", "s", False),
+    "weighted": Headline("100,000 draws by 100,000,000 weights", "seconds", "s", False),
+    "shuffle": Headline("first index of a shuffle of 100,000,000", "seconds", "ms", False, 1000),
+    "strings": Headline("memory a worker gains over 1,000,000 strings", "mib", "MiB", False),
+}
+DETAILS = {
+    "first_s": ("first batch (s)", 1.0),
+    "p50_ms": ("`next()`, median (ms)", 1.0),
+    "p99_ms": ("`next()`, p99 (ms)", 1.0),
+    "cpu_ms": ("CPU a batch (ms)", 1.0),
+    "peak_mib": ("peak memory (MiB)", 1.0),
+    "gap_s": ("next epoch begins after (ms)", 1000.0),
+    "descriptors": ("descriptors", 1.0),
+    "bytes_a_weight": ("bytes a weight", 1.0),
+    "extra_mib": ("extra memory (MiB)", 1.0),
+}
+
+
+def figure(value: float) -> str:
+    """Two to three digits, as a person would say it."""
+    if value >= 1000:
+        return f"{round(value, 1 - len(str(int(value))) + 2):,.0f}"
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
+class Results:
+    """All runs of one session of measuring, by workload and loader."""
+
+    def __init__(self, document: dict[str, Any]) -> None:
+        self.document = document
+        self.runs: list[dict[str, Any]] = document["runs"]
+        self.loaders = list(dict.fromkeys(run["loader"] for run in self.runs))
+        self.workloads = [name for name in HEADLINES if any(run["workload"] == name for run in self.runs)]
+
+    def values(self, workload: str, loader: str, key: str) -> list[float]:
+        runs = [r for r in self.runs if (r["workload"], r["loader"]) == (workload, loader)]
+        return sorted(float(r[key]) for r in runs if key in r)
+
+    def headline(self, workload: str, loader: str) -> float | None:
+        line = HEADLINES[workload]
+        values = self.values(workload, loader, line.key)
+        return median(values) * line.scale if values else None
+
+    def ratio(self, workload: str, rival: str) -> float | None:
+        """How many times better than the rival; the median over the median."""
+        ours, theirs = self.headline(workload, "agnoload"), self.headline(workload, rival)
+        if not ours or not theirs:
+            return None
+        return ours / theirs if HEADLINES[workload].more_is_better else theirs / ours
+
+    def failure(self, workload: str, loader: str) -> str | None:
+        for run in self.runs:
+            if (run["workload"], run["loader"]) == (workload, loader) and "error" in run:
+                return str(run["error"])
+        return None
+
+    def cell(self, workload: str, loader: str, spread: bool) -> str:
+        line = HEADLINES[workload]
+        values = [v * line.scale for v in self.values(workload, loader, line.key)]
+        if not values:
+            failure = self.failure(workload, loader)
+            return "refused" if failure and "no floor" not in failure else ""
+        text = f"{figure(median(values))} {line.unit}"
+        if spread and len(values) > 1:
+            text += f" ({figure(values[0])} to {figure(values[-1])})"
+        return text
+
+
+def _table(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def short_table(results: Results) -> str:
+    """One line a workload: ours, torch's, how many times."""
+    rows = []
+    for name in results.workloads:
+        ratio = results.ratio(name, "torch")
+        cells = [results.cell(name, loader, spread=False) for loader in ["agnoload", "torch"]]
+        rows.append([HEADLINES[name].what, *cells, f"**{figure(ratio)} x**" if ratio else ""])
+    return _table(["", "agnoload", "torch", ""], rows)
+
+
+def full_table(results: Results) -> str:
+    """All loaders with spread, and the ratios to torch and to the floor."""
+    rows = []
+    for name in results.workloads:
+        ratios = [results.ratio(name, rival) for rival in ["torch", "floor"]]
+        cells = [results.cell(name, loader, spread=True) for loader in results.loaders]
+        rows.append([f"`{name}`", HEADLINES[name].what, *cells, *[figure(r) if r else "" for r in ratios]])
+    return _table(["workload", "", *results.loaders, "x torch", "x floor"], rows)
+
+
+def detail_table(results: Results) -> str:
+    """What a rate does not show: first batch, tail, CPU, memory."""
+    keys = [k for k in DETAILS if any(k in run for run in results.runs)]
+    rows = []
+    for name in results.workloads:
+        for loader in results.loaders:
+            found = [results.values(name, loader, key) for key in keys]
+            cells = [figure(median(v) * DETAILS[k][1]) if v else "" for k, v in zip(keys, found, strict=True)]
+            if any(cells):
+                rows.append([f"`{name}`", loader, *cells])
+    return _table(["workload", "loader", *[DETAILS[k][0] for k in keys]], rows)
+
+
+def conditions(results: Results) -> str:
+    """Where the figures come from, in one sentence."""
+    m = results.document["machine"]
+    versions = ", ".join(f"{name} {version}" for name, version in m["versions"].items())
+    return (
+        f"Measured on {m['date']} with `{results.document['command']}` on {m['cores']} cores ({m['processor']}, "
+        f"{m['memory_gib']} GiB, {m['system']}), Python {m['python']}, {versions}: medians of "
+        f"{results.document['rounds']} alternating rounds, each run in a process of its own."
+    )
+
+
+def draw(results: Results, path: Path = CHART) -> None:
+    """Bars: how many times better than torch's loader, on a log scale, with both figures beside."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    from matplotlib import pyplot
+
+    names = [n for n in results.workloads if results.ratio(n, "torch")]
+    names.sort(key=lambda n: results.ratio(n, "torch") or 0)
+    ratios = [results.ratio(n, "torch") or 0 for n in names]
+    style = {"font.family": "sans-serif", "font.size": 10, "svg.hashsalt": "agnoload", "svg.fonttype": "none"}
+    with pyplot.rc_context(style):
+        chart, axes = pyplot.subplots(figsize=(9, 0.5 * len(names) + 1.1))
+        axes.barh([HEADLINES[n].what.replace("`", "") for n in names], ratios, color="#2a6f97", height=0.62)
+        axes.set_xscale("log")
+        axes.set_xlim(min(1, *ratios) * 0.9, max(ratios) * 12)
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        for row, (name, ratio) in enumerate(zip(names, ratios, strict=True)):
+            pair = " against ".join(results.cell(name, loader, spread=False) for loader in ["agnoload", "torch"])
+            axes.text(ratio * 1.08, row, f"{figure(ratio)} x   ({pair})", va="center", fontsize=9)
+        axes.axvline(1, color="#444", linewidth=1)
+        axes.set_title("Times better than torch's DataLoader (agnoload against torch)", loc="left", fontsize=11)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.set_facecolor("white")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        chart.savefig(path, format="svg", bbox_inches="tight", metadata={"Date": None}, facecolor="white")
+        pyplot.close(chart)
+
+
+def fill(page: str, results: Results) -> str:
+    """A page with its marked places (`<!-- figures: NAME -->` to `<!-- end -->`) written anew."""
+    parts = {"short": short_table, "full": full_table, "detail": detail_table, "conditions": conditions}
+
+    def write(match: re.Match[str]) -> str:
+        return f"{match[1]}\n{parts[match[2]](results)}\n{match[3]}"
+
+    return re.sub(r"(<!-- figures: (\w+) -->)\n.*?(<!-- end -->)", write, page, flags=re.DOTALL)
+
+
+def publish(results: Results) -> None:
+    """Write the chart, and the tables of the README and the performance page."""
+    draw(results)
+    for page in PAGES:
+        page.write_text(fill(page.read_text(), results))

@@ -1,0 +1,198 @@
+"""Rows of arrays, one at a time and as whole batches."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agnoload.datasets import ArrayDataset, ConcatDataset, StackDataset, Subset, TensorDataset, gather_of
+from agnoload.errors import OptionError
+
+
+def stacked(samples):
+    """What collating tuples and dicts of numbers and arrays gives."""
+    first = samples[0]
+    if isinstance(first, tuple):
+        return tuple(stacked(list(column)) for column in zip(*samples, strict=True))
+    if isinstance(first, dict):
+        return {name: stacked([sample[name] for sample in samples]) for name in first}
+    return np.array(samples)
+
+
+def assert_same(one, other):
+    assert type(one) is type(other)
+    if isinstance(one, np.ndarray):
+        assert one.dtype == other.dtype
+        np.testing.assert_array_equal(one, other)
+    elif isinstance(one, dict):
+        assert list(one) == list(other)
+        for name in one:
+            assert_same(one[name], other[name])
+    else:
+        assert len(one) == len(other)
+        for a, b in zip(one, other, strict=True):
+            assert_same(a, b)
+
+
+def numbers(n, start=0):
+    return np.arange(start, start + 6 * n, dtype=np.float32).reshape(n, 2, 3)
+
+
+def test_a_row_is_a_tuple_of_arrays_and_numpy_scalars():
+    dataset = TensorDataset(numbers(3), [4, 5, 6])
+    image, label = dataset[1]
+    np.testing.assert_array_equal(image, numbers(3)[1])
+    assert image.dtype == np.float32
+    assert label == 5
+    assert type(label) is np.int64
+    assert len(dataset) == 3
+
+
+def test_one_array_by_position_still_gives_tuples():
+    assert ArrayDataset([7])[0] == (7,)
+
+
+def test_named_arrays_give_dicts_in_the_order_given():
+    sample = ArrayDataset(b=[1, 2], a=[True, False])[-2]
+    assert list(sample) == ["b", "a"]
+    assert type(sample["a"]) is np.bool_
+
+
+def test_arrays_are_not_copied():
+    array = numbers(3)
+    assert ArrayDataset(array).arrays[0] is array
+
+
+@pytest.mark.parametrize("index", [3, -4])
+def test_an_index_out_of_range_names_index_and_length(index):
+    with pytest.raises(IndexError, match=rf"{index} .*length 3"):
+        ArrayDataset([1, 2, 3])[index]
+    with pytest.raises(IndexError, match=rf"{index} .*length 3"):
+        gather_of(ArrayDataset([1, 2, 3]))(np.array([0, index, 1]), np.empty)
+
+
+def test_iterating_ends():
+    assert [int(x) for (x,) in ArrayDataset([1, 2, 3])] == [1, 2, 3]
+
+
+def test_writing_into_a_sample_leaves_the_data_alone():
+    dataset = ArrayDataset(numbers(2))
+    dataset[0][0][...] = -1
+    np.testing.assert_array_equal(dataset[0][0], numbers(2)[0])
+
+
+def test_different_lengths_are_refused_with_the_lengths():
+    with pytest.raises(OptionError, match="x: 3, y: 2"):
+        ArrayDataset(x=[1, 2, 3], y=[1, 2])
+
+
+@pytest.mark.parametrize(
+    ("arrays", "named", "words"),
+    [
+        ((), {}, "at least one"),
+        (([1],), {"x": [1]}, "by position or by name"),
+        ((3,), {}, "first axis"),
+        (({"x": [1]},), {}, r"ArrayDataset\(\*\*arrays\)"),
+        (([[1, 2], [3]],), {}, "np.asarray takes"),
+    ],
+)
+def test_what_cannot_be_an_array_dataset_is_refused(arrays, named, words):
+    with pytest.raises(OptionError, match=words):
+        ArrayDataset(*arrays, **named)
+
+
+def test_objects_that_know_how_to_become_arrays_are_converted_once():
+    class Foreign:
+        calls = 0
+
+        def __array__(self, dtype=None, copy=None):
+            Foreign.calls += 1
+            return np.arange(3)
+
+    dataset = ArrayDataset(Foreign())
+    assert [int(x) for (x,) in dataset] == [0, 1, 2]
+    assert Foreign.calls == 1
+
+
+@given(indices=st.lists(st.integers(-5, 4), min_size=1, max_size=12))
+def test_a_gathered_batch_is_what_collating_its_samples_gives(indices):
+    both = StackDataset(
+        a=ArrayDataset(numbers(5), np.arange(5, dtype=np.uint8)),
+        b=Subset(ArrayDataset(z=[0.5, 1.5, 2.5, 3.5]), [3, 1, 0, 2, -1]),
+    )
+    part = ConcatDataset([Subset(both, [4, 4, 0]), both])
+    for dataset, shift in ((both, 0), (part, 1)):
+        batch = gather_of(dataset)(np.array(indices) - shift, np.empty)
+        assert_same(batch, stacked([dataset[index - shift] for index in indices]))
+
+
+@pytest.mark.parametrize("array", [numbers(4)[::2], np.asfortranarray(numbers(4)), numbers(4)[::-1]])
+def test_arrays_that_are_not_contiguous_are_gathered_too(array):
+    batch = gather_of(ArrayDataset(array))(np.array([1, -1, 0]), np.empty)
+    np.testing.assert_array_equal(batch[0], array[[1, -1, 0]])
+
+
+def test_a_batch_is_written_into_the_memory_that_is_offered():
+    given_out = []
+
+    def empty(shape, dtype):
+        given_out.append(np.empty(shape, dtype))
+        return given_out[-1]
+
+    dataset = ConcatDataset([ArrayDataset(numbers(3), [1, 2, 3]), ArrayDataset(numbers(2), [4, 5])])
+    for indices in ([0, 1], [0, 4], [], [3]):
+        given_out.clear()
+        batch = gather_of(dataset)(np.array(indices, np.int64), empty)
+        assert all(any(leaf is array for array in given_out) for leaf in batch)
+        assert len(given_out) == 2
+
+
+def test_an_empty_batch_and_an_empty_dataset_keep_shapes_and_dtypes():
+    for dataset in (ArrayDataset(numbers(3)), ArrayDataset(numbers(0))):
+        (batch,) = gather_of(dataset)(np.zeros(0, np.int64), np.empty)
+        assert batch.shape == (0, 2, 3)
+        assert batch.dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        ArrayDataset(["a", "b"]),
+        ArrayDataset(np.array([1, None], object)),
+        ArrayDataset(np.array([1, 2], ">i4")),
+        ArrayDataset(np.array(["2020-01-01", "2021-01-01"], "M8[D]")),
+        ConcatDataset([ArrayDataset([1.5]), ArrayDataset([1])]),
+        ConcatDataset([ArrayDataset([1.5]), ArrayDataset(x=[1.5])]),
+        StackDataset(ArrayDataset([1.5]), [1]),
+        ArrayDataset([1]).map(abs),
+        [1, 2],
+    ],
+)
+def test_what_collating_would_treat_otherwise_is_not_gathered(dataset):
+    assert gather_of(dataset) is None
+
+
+def test_a_getitem_of_a_subclass_is_never_passed_by():
+    class Doubled(ArrayDataset):
+        def __getitem__(self, index):
+            return super().__getitem__(index)[0] * 2
+
+    assert gather_of(Doubled([1, 2])) is None
+    assert gather_of(Subset(Doubled([1, 2]), [0])) is None
+    assert gather_of(ArrayDataset([1, 2])) is not None
+
+
+def test_pickled_with_buffers_the_arrays_stay_out_of_the_header():
+    dataset = ArrayDataset(x=np.zeros((1000, 100)))
+    buffers = []
+    header = pickle.dumps(dataset, 5, buffer_callback=buffers.append)
+    assert len(header) < 1024
+    assert len(pickle.loads(header, buffers=buffers)) == 1000
+
+
+def test_repr_says_how_many_of_what():
+    assert repr(ArrayDataset(x=numbers(3), y=[1, 2, 3])) == "ArrayDataset(3 samples of x: float32[2, 3], y: int64)"

@@ -1,0 +1,97 @@
+"""The benchmarks measure what they say and report what was measured; how fast anything is, no test asks."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(autouse=True)
+def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+
+
+def module(name: str) -> Any:
+    return importlib.import_module(f"benchmarks.{name}")
+
+
+def run(loader: str, workload: str, value: float, key: str = "rate") -> dict[str, Any]:
+    return {"loader": loader, "workload": workload, key: value}
+
+
+def results(*runs: dict[str, Any]) -> Any:
+    machine = {"date": "2026-01-31", "cores": 2, "processor": "P", "memory_gib": 8, "system": "Linux", "python": "3.11"}
+    document = {"machine": machine | {"versions": {"numpy": "2.4"}}, "command": "c", "rounds": 3, "runs": list(runs)}
+    return module("report").Results(document)
+
+
+def test_a_ratio_is_that_of_the_medians_and_above_one_where_we_are_better() -> None:
+    rates = [run("agnoload", "small", v) for v in (100, 300, 200)] + [run("torch", "small", v) for v in (50, 10, 20)]
+    assert results(*rates).ratio("small", "torch") == 10
+    times = [run("agnoload", "kept", 2.0, "seconds"), run("torch", "kept", 8.0, "seconds")]
+    assert results(*times).ratio("kept", "torch") == 4
+    assert results(*times).ratio("kept", "floor") is None
+
+
+def test_a_table_shows_median_spread_and_refusals() -> None:
+    refusal = {"loader": "torch", "workload": "weighted", "error": "number of categories cannot exceed 2^24"}
+    table = module("report").full_table(
+        results(
+            *[run("agnoload", "small", v) for v in (5000, 5712, 6000)],
+            run("agnoload", "weighted", 0.5, "seconds"),
+            refusal,
+        )
+    )
+    assert "5,710 batches/s (5,000 to 6,000)" in table
+    assert "| 0.5 s | refused |" in table
+
+
+def test_filling_a_page_changes_marked_places_only_and_twice_is_once() -> None:
+    report = module("report")
+    page = "before\n<!-- figures: short -->\nold\n<!-- end -->\nafter\n"
+    filled = report.fill(page, results(run("agnoload", "small", 10), run("torch", "small", 5)))
+    assert filled.startswith("before\n<!-- figures: short -->\n| ")
+    assert filled.endswith("<!-- end -->\nafter\n")
+    assert "old" not in filled
+    assert "**2 x**" in filled
+    assert report.fill(filled, results(run("agnoload", "small", 10), run("torch", "small", 5))) == filled
+
+
+def test_the_floor_makes_the_batches_that_the_loader_makes() -> None:
+    import agnoload
+
+    floor, workloads = module("floor"), module("workloads")
+    for stream in [workloads.Stream(workloads.Rows, 4), workloads.Stream(workloads.Fields, 4)]:
+        ours = iter(agnoload.DataLoader(stream.dataset(), 4))
+        for theirs in itertools.islice(floor.batches(stream), 5):
+            for a, b in zip(leaves(next(ours)), leaves(theirs), strict=True):
+                np.testing.assert_array_equal(a, b, strict=True)
+
+
+def leaves(batch: Any) -> list[np.ndarray]:
+    return list(batch.values() if isinstance(batch, dict) else batch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loader", ["agnoload", "torch", "floor"])
+def test_every_workload_can_be_run(loader: str) -> None:
+    pytest.importorskip("PIL")
+    if loader == "torch":
+        pytest.importorskip("torch")
+    for workload in [*module("run_one").QUESTIONS, "fields@count=3,batch_size=8,workers=1"]:
+        command = [sys.executable, "-m", "benchmarks.run_one", loader, workload, "--quick"]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, (workload, done.stderr)
+        figures = json.loads(done.stdout)
+        headline = module("report").HEADLINES[workload.partition("@")[0]]
+        assert headline.key in figures or "no floor" in figures["error"], figures

@@ -1,0 +1,77 @@
+"""Every block of Python in the README and the documentation runs, page by page, from top to bottom."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```(python|pycon)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+OPTIONAL = ["torch", "jax", "cupy", "sklearn", "pyarrow", "h5py", "PIL", "fsspec"]
+
+
+def blocks(page: Path) -> list[tuple[str, str]]:
+    """Language and text of each block that this machine can run, in order."""
+    missing = [name for name in OPTIONAL if importlib.util.find_spec(name) is None]
+    found = BLOCK.findall(page.read_text())
+    return [(kind, text) for kind, text in found if not any(uses(name, text) for name in missing)]
+
+
+def uses(module: str, text: str) -> bool:
+    """Whether a block needs a module: it imports it, or asks for the backend of that name."""
+    return bool(re.search(rf"^\s*(>>> )?(import|from) {module}\b|backend=\"{module}\"", text, re.MULTILINE))
+
+
+def program(page: Path) -> str:
+    """One script of all blocks of a page; blocks that show output are compared with it."""
+    lines = ["import doctest, sys", "_runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)"]
+    for kind, text in blocks(page):
+        if kind == "python":
+            lines.append(text)
+        else:
+            lines.append(f"_test = doctest.DocTestParser().get_doctest({text!r}, {{}}, {page.name!r}, None, 0)")
+            lines.append("_test.globs = globals()")
+            lines.append("_runner.run(_test, clear_globs=False)")
+    return "\n".join([*lines, "sys.exit(_runner.summarize(verbose=False).failed > 0)"])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_code_of_the_page_runs(page: Path, tmp_path: Path) -> None:
+    if not blocks(page):
+        pytest.skip("this page shows no code that can run here")
+    script = tmp_path / "page.py"
+    script.write_text(program(page))
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(script)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_block_says_its_language(page: Path) -> None:
+    fences = re.findall(r"^```(.*)$", page.read_text(), re.MULTILINE)
+    assert all(fences[0::2]), "a block that says python is run; one that says nothing would be missed"
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    import agnoload
+
+    listed = re.findall(r"^::: agnoload\.(\w+)", (ROOT / "docs" / "reference.md").read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted(set(listed))
+    assert set(agnoload.__all__) - set(listed) - {"__version__"} == set()
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text()
+    assert [p.name for p in (ROOT / "docs").glob("*.md") if p.name not in navigation] == []

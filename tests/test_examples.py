@@ -1,0 +1,103 @@
+"""The programs under docs/examples run as a reader would run them."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES = ROOT / "docs" / "examples"
+
+
+def run_example(name: str, *arguments: str, environment: dict[str, str] | None = None) -> str:
+    """What an example prints; its warnings are errors."""
+    command = [sys.executable, "-W", "error", str(EXAMPLES / name), *arguments]
+    env = os.environ | (environment or {})
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=env)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def needs(*modules: str) -> None:
+    for module in modules:
+        if importlib.util.find_spec(module) is None:
+            pytest.skip(f"{module} is not installed")
+
+
+@pytest.mark.parametrize("backend", ["numpy", "torch", "jax"])
+def test_the_digits_are_learnt(backend: str) -> None:
+    needs("sklearn", "tqdm", *([] if backend == "numpy" else [backend]))
+    last = run_example("digits.py", "--backend", backend).splitlines()[-1]
+    match = re.fullmatch(r"accuracy: (0\.\d{3})", last)
+    assert match, last
+    assert float(match[1]) >= 0.95
+
+
+def test_the_digits_with_numpy_need_no_framework() -> None:
+    needs("sklearn", "tqdm")
+    program = f"""
+import runpy, sys
+for name in ["torch", "jax", "cupy"]:
+    sys.modules[name] = None  # an import of it is an ImportError
+sys.argv = ["digits.py", "--epochs", "1"]
+runpy.run_path({str(EXAMPLES / "digits.py")!r}, run_name="__main__")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("accuracy: ")
+
+
+def test_shards_hold_every_spectrum_once_and_do_not_depend_on_workers(tmp_path: Path) -> None:
+    for workers in ["0", "2"]:
+        run_example("shards.py", str(tmp_path / workers), "--signals", "50", "--shard", "20", "--workers", workers)
+    alone, helped = ([np.load(p) for p in sorted((tmp_path / w).glob("*.npy"))] for w in ["0", "2"])
+    assert [a.shape for a in alone] == [(20, 2049), (20, 2049), (10, 2049)]
+    for a, b in zip(alone, helped, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_the_torch_loop_goes_on_as_if_it_had_not_stopped(tmp_path: Path) -> None:
+    needs("torch")
+    run_example("torch_loop.py", str(tmp_path / "stopped"), "--steps", "40")
+    resumed = run_example("torch_loop.py", str(tmp_path / "stopped"), "--steps", "20")
+    assert resumed == run_example("torch_loop.py", str(tmp_path / "unbroken"), "--steps", "60")
+
+
+def test_the_jax_loop_shards_batches_over_eight_devices() -> None:
+    needs("jax")
+    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
+    said, last = run_example("jax_sharded.py", environment=flags).splitlines()
+    assert said == "8 devices, 8 shards a batch"
+    assert float(last.removeprefix("accuracy: ")) > 0.95
+
+
+def make_images(folder: Path) -> None:
+    """Two classes of 20 small images: bright at the top, or bright at the left."""
+    from PIL import Image
+
+    rng = np.random.default_rng(0)
+    for name in ["left", "top"]:
+        (folder / name).mkdir()
+        for number in range(20):
+            pixels = rng.integers(0, 100, (40, 40, 3), np.uint8)
+            (pixels[:20] if name == "top" else pixels[:, :20])[...] += 100
+            Image.fromarray(pixels).save(folder / name / f"{number}.png")
+
+
+@pytest.mark.parametrize("name", ["tabular.py", "text.py", "image_folder.py"])
+def test_both_loaders_train_to_the_same_loss(name: str, tmp_path: Path) -> None:
+    needs("torch", "sklearn", "PIL")
+    arguments = []
+    if name == "image_folder.py":
+        make_images(tmp_path)
+        arguments = [str(tmp_path), "--plain"]
+    ours, theirs = (run_example(name, *arguments, "--loader", loader) for loader in ["agnoload", "torch"])
+    assert ours.startswith("loss: ")
+    assert ours == theirs

@@ -1,0 +1,627 @@
+"""Ragged batches: one array of rows, one of offsets, and the same items in every form."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from agnoload.collate import default_collate
+from agnoload.errors import CollateError, OptionError
+from agnoload.ragged import Packed, Padded, Ragged, RaggedCollate, pack_sequences, ragged_collate
+from agnoload.tree import map_leaves, path_text, walk
+
+Array = np.ndarray[Any, Any]
+
+
+def same(got: Any, expected: Any) -> None:
+    np.testing.assert_array_equal(got, expected, strict=True)
+
+
+def sequences(*lengths: int) -> list[Array]:
+    """Items that count on from one to the next, so that each row is known by its number."""
+    ends = np.cumsum(lengths)
+    return [np.arange(end - length + 1, end + 1) for length, end in zip(lengths, ends, strict=True)]
+
+
+MESHES: list[dict[str, Any]] = [
+    {"verts": np.arange(9, dtype=np.float32).reshape(3, 3), "faces": np.array([[0, 1, 2]]), "label": 4},
+    {"verts": np.arange(9, 15, dtype=np.float32).reshape(2, 3), "faces": np.array([[0, 1, 0]]), "label": 5},
+]
+GRAPHS: list[dict[str, Any]] = [
+    {"x": np.arange(6.0).reshape(3, 2), "edge_index": np.array([[0, 1, 2], [1, 2, 0]])},
+    {"x": np.arange(6.0, 10.0).reshape(2, 2), "edge_index": np.array([[0, 1], [1, 0]])},
+]
+
+
+# -- forms
+
+
+def test_c24_two_items_in_padded_form() -> None:
+    ragged = Ragged.from_list([np.array([1, 2, 3]), np.array([4])])
+    for padded, values in (
+        (ragged.padded(), [[1, 2, 3], [4, 0, 0]]),
+        (ragged.padded(side="left"), [[1, 2, 3], [0, 0, 4]]),
+        (ragged.padded(multiple_of=4), [[1, 2, 3, 0], [4, 0, 0, 0]]),
+    ):
+        assert isinstance(padded, Padded)
+        same(padded.values, np.array(values))
+        same(padded.lengths, np.array([3, 1]))
+
+
+def test_four_sequences_one_of_them_empty() -> None:
+    items = sequences(3, 1, 0, 5)
+    ragged = Ragged.from_list(items)
+    same(ragged.padded().values, np.array([[1, 2, 3, 0, 0], [4, 0, 0, 0, 0], [0, 0, 0, 0, 0], [5, 6, 7, 8, 9]]))
+    assert ragged.padded(multiple_of=4).values.shape == (4, 8)
+    left = ragged.padded(value=-1, side="left", multiple_of=4).values
+    same(left[1], np.array([-1] * 7 + [4]))
+    same(left[2], np.full(8, -1))
+    same(ragged.packed().offsets, np.array([0, 3, 4, 4, 9]))
+    same(ragged.item_of_value(), np.array([0, 0, 0, 1, 3, 3, 3, 3, 3]))
+    same(ragged.lengths, np.array([3, 1, 0, 5]))
+
+
+@pytest.mark.parametrize("items", [[np.zeros((0, 3), np.int16)] * 2, [np.zeros((0,), "S2")]])
+def test_all_items_empty(items: list[Array]) -> None:
+    ragged = Ragged.from_list(items)
+    padded = ragged.padded(multiple_of=4)
+    assert padded.values.shape == (len(items), 0, *items[0].shape[1:])
+    assert padded.values.dtype == items[0].dtype
+    for got, item in zip(Ragged.from_padded(*padded), items, strict=True):
+        same(got, item)
+
+
+def test_no_items_at_all() -> None:
+    ragged = Ragged.from_list([])
+    assert (len(ragged), ragged.list(), ragged.padded().values.shape) == (0, [], (0, 0))
+    assert Ragged.concatenate([]) == ragged
+
+
+def test_the_list_form_and_single_items_are_views() -> None:
+    ragged = Ragged.from_list(sequences(2, 0, 3))
+    for view in (*ragged.list(), *ragged, ragged[0], ragged[-1], ragged[1:].values):
+        assert view.base is ragged.values
+    ragged.list()[2][0] = 99
+    assert ragged.values[2] == 99
+
+
+def test_packed_takes_the_arrays_as_they_are() -> None:
+    values = np.arange(6.0)
+    ragged = Ragged.from_packed(values, np.array([0, 2, 6], np.int32))
+    assert ragged.values is values
+    assert ragged.packed().values is values
+    assert ragged.offsets.dtype == np.int64
+
+
+def test_lists_and_bytes_are_items_too() -> None:
+    assert Ragged.from_list([[1, 2], [], [3]]) == Ragged.from_list([np.array([1, 2]), np.zeros(0, int), np.array([3])])
+    assert Ragged.from_list([[], [[1.5, 2.5]]]).values.shape == (1, 2)
+    text = Ragged.from_list([b"ab", b"", bytearray(b"c")])
+    assert text.values.dtype == np.uint8
+    assert [item.tobytes() for item in text] == [b"ab", b"", b"c"]
+
+
+def test_strings_are_widened_and_padded_with_empty_ones() -> None:
+    ragged = Ragged.from_list([np.array([b"a", b"bcd"]), np.array([b"longer"])])
+    same(ragged.padded().values, np.array([[b"a", b"bcd"], [b"longer", b""]], "S6"))
+    same(ragged.padded(value=b"pad").values[1], np.array([b"longer", b"pad"], "S6"))
+    same(Ragged.from_list([np.array(["a"]), np.array(["bc", "d"])]).padded().values[0], np.array(["a", ""], "U2"))
+
+
+@pytest.mark.parametrize(("rows", "trailing"), [(3, ()), (3, (2,)), (400, (3, 2))])
+def test_the_padding_is_the_value_on_both_ways_of_writing(rows: int, trailing: tuple[int, ...]) -> None:
+    items = [np.ones((rows + i, *trailing), np.float32) for i in range(3)]
+    padded = Ragged.from_list(items).padded(value=-2.5)
+    mask = padded.mask()
+    assert (padded.values[mask] == 1).all()
+    assert (padded.values[~mask] == -2.5).all()
+    assert mask.sum(axis=1).tolist() == [rows, rows + 1, rows + 2]
+    left = Ragged.from_list(items).padded(value=-2.5, side="left")
+    assert (left.values[left.mask("left")] == 1).all()
+    assert (left.values[~left.mask("left")] == -2.5).all()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [
+        ("u1", -1),
+        ("u1", 256),
+        ("i8", 0.5),
+        ("i8", np.nan),
+        ("?", 2),
+        ("S1", b"ab"),
+        ("f2", 1e9),
+        ("f4", "text"),
+        ("i4", None),
+    ],
+)
+def test_a_padding_that_the_dtype_cannot_hold_is_refused(dtype: str, value: Any) -> None:
+    ragged = Ragged.from_list([np.zeros(1, dtype), np.zeros(2, dtype)])
+    with pytest.raises(OptionError, match="cannot hold"):
+        ragged.padded(value=value)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value"), [("f2", np.inf), ("f4", 0.1), ("i1", -128), ("?", True), ("c8", 1j), ("O", "x")]
+)
+def test_a_padding_that_fits_is_taken(dtype: str, value: Any) -> None:
+    padded = Ragged.from_list([np.zeros(1, dtype), np.zeros(2, dtype)]).padded(value=value)
+    assert padded.values[0, 1] == np.array(value, dtype)
+
+
+# -- as a sequence
+
+
+def test_slices_lists_of_numbers_and_masks() -> None:
+    items = sequences(2, 0, 3, 1)
+    ragged = Ragged.from_list(items)
+    for key in (slice(1, 3), slice(None), slice(3, 1), slice(-1, None), slice(None, None, 2), slice(None, None, -1)):
+        assert (
+            ragged[key] == Ragged.from_list(items[key] or [np.zeros(0, int)])[slice(None) if items[key] else slice(0)]
+        )
+    assert ragged[[3, 0, 0]] == Ragged.from_list([items[3], items[0], items[0]])
+    assert ragged[np.array([True, False, False, True])] == Ragged.from_list([items[0], items[3]])
+    assert ragged[[False, False, True, True]] == Ragged.from_list(items[2:])
+    assert len(ragged[[]]) == 0
+    same(ragged[-2], items[2])
+    same(ragged[np.int64(0)], items[0])
+    for place in (4, -5):
+        with pytest.raises(IndexError, match=f"item {place} of a Ragged of 4 items"):
+            ragged[place]
+    with pytest.raises(IndexError):
+        ragged[[True, False]]
+
+
+def test_concatenation_puts_items_one_after_the_other() -> None:
+    items = sequences(2, 0, 3, 1)
+    parts = [Ragged.from_list(items[:1]), Ragged.from_list(items[1:3]), Ragged.from_list(items[3:])]
+    assert Ragged.concatenate(parts) == Ragged.from_list(items)
+    with pytest.raises(CollateError, match="float64"):
+        Ragged.concatenate([parts[0], Ragged.from_list([[1.5]])])
+
+
+def test_equality_looks_at_rows_borders_and_dtype() -> None:
+    ragged = Ragged.from_list([[1, 2], [3]])
+    assert ragged == Ragged.from_list([[1, 2], [3]])
+    assert ragged != Ragged.from_list([[1], [2, 3]])
+    assert ragged != Ragged.from_list([[1, 2], [4]])
+    assert ragged != Ragged.from_list([np.int32([1, 2]), np.int32([3])])
+    assert ragged != [[1, 2], [3]]
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(ragged)
+
+
+def test_the_repr_tells_lengths_and_dtype() -> None:
+    assert repr(Ragged.from_list([np.zeros((2, 4), "f4"), np.zeros((1, 4), "f4")])) == (
+        "Ragged(2 items of lengths 2, 1; float32 (4,))"
+    )
+    assert repr(Ragged.from_list([[1]] * 9)) == "Ragged(9 items of lengths 1, 1, 1, 1, 1, 1, 1, 1, ...; int64)"
+
+
+def test_it_travels_as_its_two_arrays() -> None:
+    ragged = Ragged.from_list([np.zeros((1000, 2)), np.ones((10, 2))])
+    buffers: list[pickle.PickleBuffer] = []
+    header = pickle.dumps(ragged, protocol=5, buffer_callback=buffers.append)
+    assert len(buffers) == 2
+    assert len(header) < 300
+    assert pickle.loads(header, buffers=buffers) == ragged
+
+
+def test_a_walk_sees_its_two_arrays() -> None:
+    batch = {"r": Ragged.from_list([[1, 2], [3]])}
+    assert [path_text(path) for path, _ in walk(batch)] == ["r.values", "r.offsets"]
+    doubled = map_leaves(lambda leaf: leaf * 2, batch)["r"]
+    assert type(doubled) is Ragged
+    assert doubled.offsets.tolist() == [0, 4, 6]
+    packed = map_leaves(list, Ragged.from_list([[1, 2]]).packed())
+    assert packed == Packed([1, 2], [0, 2])
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Ragged(np.arange(3), [0, 2]), "end at the number of values, 3"),
+        (lambda: Ragged(np.arange(3), [1, 3]), "begin at 0"),
+        (lambda: Ragged(np.arange(3), [0, 2, 1, 3]), "never fall"),
+        (lambda: Ragged(np.arange(3), [0.0, 3.0]), "integers"),
+        (lambda: Ragged(np.arange(3), []), "integers"),
+        (lambda: Ragged(np.arange(3), np.array([0, 2, 1, 3], np.uint8)), "never fall"),
+        (lambda: Ragged(np.array(3), [0]), "first axis"),
+        (lambda: Ragged.from_padded(np.zeros((2, 3)), [1, 4]), "between 0 and the width, 3; got 1 to 4"),
+        (lambda: Ragged.from_padded(np.zeros((2, 3)), [-1, 2]), "between 0 and the width"),
+        (lambda: Ragged.from_padded(np.zeros((2, 3)), [1]), "one for each of the 2 items"),
+        (lambda: Ragged.from_padded(np.zeros((2, 3)), [1.0, 2.0]), "integers"),
+        (lambda: Ragged.from_padded(np.zeros(3), [1, 2, 3]), "got shape"),
+        (lambda: Ragged.from_padded(np.zeros((2, 3)), [1, 2], side="up"), "side must be"),
+        (lambda: Ragged.from_list([[1]]).padded(side="up"), "'left' or 'right', got 'up'"),
+        (lambda: Ragged.from_list([[1]]).padded(multiple_of=0), "positive int, got 0"),
+    ],
+)
+def test_parts_that_do_not_fit_are_refused(make: Callable[[], Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        make()
+
+
+# -- round trips
+
+dtypes = st.sampled_from(["?", "i1", "u2", "f2", "f4", "i8", ">f8", "c8", "S3", "U2", "M8[s]", "i4,f8"])
+
+
+@st.composite
+def ragged_items(draw: st.DrawFn) -> list[Array]:
+    dtype = np.dtype(draw(dtypes))
+    trailing = draw(hnp.array_shapes(min_dims=0, max_dims=2, min_side=0, max_side=3))
+    lengths = draw(st.lists(st.integers(0, 6), min_size=1, max_size=6))
+    return [draw(hnp.arrays(dtype, (length, *trailing))) for length in lengths]
+
+
+def bits(item: Array) -> tuple[Any, ...]:
+    return item.dtype, item.shape, item.tobytes()
+
+
+@given(ragged_items(), st.sampled_from(["left", "right"]), st.integers(1, 5))
+def test_every_form_gives_the_items_back_bit_for_bit(items: list[Array], side: Any, multiple_of: int) -> None:
+    ragged = Ragged.from_list(items)
+    padded = ragged.padded(0, side, multiple_of)
+    expected = [bits(item) for item in items]
+    assert [bits(item) for item in ragged.list()] == expected
+    assert [bits(item) for item in Ragged.from_packed(*ragged.packed())] == expected
+    assert [bits(item) for item in Ragged.from_padded(*padded, side)] == expected
+    assert padded.values.shape[1] % multiple_of == 0
+    assert padded.values.shape[1] - max(map(len, items)) < multiple_of
+    rest = padded.values[~padded.mask(side)]
+    assert rest.tobytes() == np.zeros(rest.shape, rest.dtype).tobytes()
+
+
+@given(ragged_items(), st.data())
+def test_a_selection_is_that_of_the_list(items: list[Array], data: st.DataObject) -> None:
+    index = data.draw(st.lists(st.integers(-len(items), len(items) - 1), max_size=8))
+    ragged = Ragged.from_list(items)[index]
+    assert [bits(item) for item in ragged] == [bits(items[place]) for place in index]
+
+
+@given(ragged_items(), st.integers(0, 6))
+def test_a_concatenation_of_two_parts_is_the_whole(items: list[Array], cut: int) -> None:
+    whole = Ragged.from_list(items)
+    joined = Ragged.concatenate([whole[:cut], whole[cut:]])
+    assert [bits(item) for item in joined] == [bits(item) for item in items]
+
+
+@given(ragged_items(), st.sampled_from(["packed", "list", "padded"]))
+def test_a_collated_field_holds_the_items_bit_for_bit(items: list[Array], form: Any) -> None:
+    batch = ragged_collate(form)([{"x": item, "n": i} for i, item in enumerate(items)])
+    same(batch["n"], np.arange(len(items)))
+    field = batch["x"]
+    if form == "packed":
+        field = Ragged.from_packed(*field)
+    elif form == "padded":
+        field = Ragged.from_padded(*field)
+    assert [bits(item) for item in field] == [bits(item) for item in items]
+
+
+# -- the collate function
+
+
+def test_two_meshes_in_packed_form_share_one_numbering() -> None:
+    batch = ragged_collate("packed", fields=["verts", "faces"], shift={"faces": "verts"})(MESHES)
+    assert isinstance(batch["verts"], Packed)
+    same(batch["verts"].values, np.arange(15, dtype=np.float32).reshape(5, 3))
+    same(batch["verts"].offsets, np.array([0, 3, 5]))
+    same(batch["verts"].item_of_value(), np.array([0, 0, 0, 1, 1]))
+    same(batch["faces"].values, np.array([[0, 1, 2], [3, 4, 3]]))
+    same(batch["faces"].offsets, np.array([0, 1, 2]))
+    same(batch["label"], np.array([4, 5]))
+    assert MESHES[1]["faces"].tolist() == [[0, 1, 0]]
+
+
+def test_two_meshes_in_padded_form_keep_their_own_numbering() -> None:
+    more = [MESHES[0], {**MESHES[1], "faces": np.array([[0, 1, 0], [1, 0, 1]])}]
+    batch = ragged_collate("padded", shift={"faces": "verts"})(more)
+    assert batch["verts"].values.shape == (2, 3, 3)
+    same(batch["verts"].values[1, 2], np.zeros(3, np.float32))
+    same(batch["faces"].values, np.array([[[0, 1, 2], [-1, -1, -1]], [[0, 1, 0], [1, 0, 1]]]))
+    same(batch["faces"].lengths, np.array([1, 2]))
+
+
+def test_two_meshes_in_list_form_are_as_they_were() -> None:
+    batch = ragged_collate("list", shift={"faces": "verts"})(MESHES)
+    for key in ("verts", "faces"):
+        assert [bits(item) for item in batch[key]] == [bits(mesh[key]) for mesh in MESHES]
+        assert batch[key][0].base is batch[key][1].base
+
+
+def test_two_graphs_become_one_graph() -> None:
+    collate = ragged_collate("packed", shift={"edge_index": "x"}, axis={"edge_index": 1})
+    batch = collate(GRAPHS)
+    same(batch["x"].values, np.arange(10.0).reshape(5, 2))
+    same(batch["x"].item_of_value(), np.array([0, 0, 0, 1, 1]))
+    same(batch["edge_index"].values, np.array([[0, 1, 2, 3, 4], [1, 2, 0, 4, 3]]))
+    same(batch["edge_index"].offsets, np.array([0, 3, 5]))
+    padded = ragged_collate("padded", shift={"edge_index": "x"}, axis={"edge_index": 1})(GRAPHS)["edge_index"]
+    same(padded.values, np.array([[[0, 1, 2], [1, 2, 0]], [[0, 1, -1], [1, 0, -1]]]))
+    same(padded.mask(axis=1), np.array([[True, True, True], [True, True, False]]))
+    listed = ragged_collate("list", axis={"edge_index": 1})(GRAPHS)["edge_index"]
+    assert [bits(item) for item in listed] == [bits(graph["edge_index"]) for graph in GRAPHS]
+
+
+def test_graphs_are_batched_as_torch_geometric_does() -> None:
+    data = pytest.importorskip("torch_geometric.data")
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(0)
+    graphs = []
+    for nodes in rng.integers(1, 9, 20):
+        edges = rng.integers(0, nodes, (2, rng.integers(0, 12)))
+        graphs.append({"x": rng.random((nodes, 3), np.float32), "edge_index": edges, "y": float(nodes)})
+    theirs = data.Batch.from_data_list(
+        [data.Data(**{key: torch.as_tensor(value) for key, value in graph.items()}) for graph in graphs]
+    )
+    ours = ragged_collate("packed", shift={"edge_index": "x"}, axis={"edge_index": 1})(graphs)
+    same(ours["x"].values, theirs.x.numpy())
+    same(ours["edge_index"].values, theirs.edge_index.numpy())
+    same(ours["x"].item_of_value(), theirs.batch.numpy())
+    same(ours["x"].offsets, theirs.ptr.numpy())
+
+
+def test_an_index_field_may_count_by_an_int_field() -> None:
+    samples = [
+        {"edges": np.array([0, 1]), "nodes": 4},
+        {"edges": np.array([2]), "nodes": np.int32(3)},
+        {"edges": np.array([0]), "nodes": 1},
+    ]
+    batch = ragged_collate("packed", ["edges"], {"edges": "nodes"})(samples)
+    same(batch["edges"].values, np.array([0, 1, 6, 7]))
+
+
+def test_the_shift_never_overflows() -> None:
+    samples = [{"v": np.zeros(n), "f": np.array([n - 1], np.uint8)} for n in (200, 57)]
+    collate = ragged_collate("packed", shift={"f": "v"})
+    with pytest.raises(CollateError, match=r"field f: .*holds 256.*uint8.*int64") as caught:
+        collate(samples)
+    assert caught.value.path == "f"
+    samples[1] = {"v": np.zeros(56), "f": np.array([55], np.uint8)}
+    same(collate(samples)["f"].values, np.array([199, 255], np.uint8))
+
+
+def test_indices_that_are_no_integers_are_refused() -> None:
+    with pytest.raises(CollateError, match=r"field f: .*integer dtype.*float64"):
+        ragged_collate("packed", shift={"f": "v"})([{"v": np.zeros(2), "f": np.zeros(1)}])
+    with pytest.raises(CollateError, match=r"field v: an index field counts it.*item 0 is 2.5"):
+        ragged_collate("packed", ["f"], {"f": "v"})([{"v": 2.5, "f": np.zeros(1, int)}])
+
+
+class Pair(NamedTuple):
+    tokens: Any
+    label: Any
+
+
+@dataclass
+class Example:
+    tokens: Any
+    label: Any
+
+
+@pytest.mark.parametrize(
+    ("make", "names"),
+    [
+        (Pair, ["tokens", ("tokens",)]),
+        (Example, ["tokens"]),
+        (lambda tokens, label: (tokens, label), [0, "[0]", (0,)]),
+        (lambda tokens, label: [tokens, label], [0]),
+        (lambda tokens, label: {"tokens": tokens, "label": label}, ["tokens", "['tokens']"]),
+        (lambda tokens, label: {"a.b": tokens, "label": label}, ["a.b", "['a.b']"]),
+        (lambda tokens, label: {"in": [label, {"tokens": tokens}]}, ["in[1].tokens", ("in", 1, "tokens")]),
+    ],
+)
+def test_fields_are_named_as_errors_name_them(make: Callable[..., Any], names: list[Any]) -> None:
+    samples = [make(np.array([1, 2, 3]), np.array([1, 1])), make(np.array([4]), np.array([2, 2]))]
+    for name in names:
+        batch = ragged_collate("packed", fields=[name])(samples)
+        assert type(batch) is type(samples[0])
+        leaves = {path_text(path): leaf for path, leaf in walk(batch)}
+        got = sorted((leaf.tolist() for leaf in leaves.values()), key=str)
+        assert got == [[0, 3, 4], [1, 2, 3, 4], [[1, 1], [2, 2]]]
+
+
+def test_samples_that_are_arrays_are_the_field() -> None:
+    batch = ragged_collate()([np.array([1, 2]), np.array([3])])
+    same(batch.values, np.array([[1, 2], [3, 0]]))
+
+
+def test_without_names_all_arrays_with_a_first_axis_are_ragged() -> None:
+    samples = [{"a": np.arange(i), "b": (np.array(i), float(i), "t"), "c": [np.zeros((i, 2))]} for i in (1, 2)]
+    batch = ragged_collate("packed")(samples)
+    same(batch["a"].offsets, np.array([0, 1, 3]))
+    same(batch["c"][0].values, np.zeros((3, 2)))
+    same(batch["b"][0], np.array([1, 2]))
+    same(batch["b"][1], np.array([1.0, 2.0]))
+    assert batch["b"][2] == ["t", "t"]
+
+
+def test_named_fields_may_hold_lists_and_the_rest_is_as_by_default() -> None:
+    samples = [{"ids": [5, 6], "mask": [1], "x": np.zeros(2)}, {"ids": [], "mask": [0], "x": np.ones(2)}]
+    batch = ragged_collate(fields="ids", value={"ids": -100})(samples)
+    same(batch["ids"].values, np.array([[5, 6], [-100, -100]]))
+    same(batch["mask"][0], np.array([1, 0]))
+    same(batch["x"], np.array([[0.0, 0.0], [1.0, 1.0]]))
+
+
+def test_fields_have_paddings_of_their_own() -> None:
+    samples = [{"ids": np.array([5, 6]), "labels": np.array([1])}, {"ids": np.array([7]), "labels": np.array([2, 3])}]
+    batch = ragged_collate(value={"labels": -100}, side="left", multiple_of=3)(samples)
+    same(batch["ids"].values, np.array([[0, 5, 6], [0, 0, 7]]))
+    same(batch["labels"].values, np.array([[-100, -100, 1], [-100, 2, 3]]))
+
+
+def test_a_named_field_that_is_none_in_all_samples_stays_none() -> None:
+    collate = ragged_collate(fields=["x"])
+    assert collate([{"x": None}, {"x": None}]) == {"x": None}
+    with pytest.raises(CollateError, match=r"field x: .*item 1 is NoneType"):
+        collate([{"x": np.zeros(2)}, {"x": None}])
+
+
+@pytest.mark.parametrize("form", ["packed", "padded", "list"])
+@pytest.mark.parametrize(
+    ("odd", "parts"),
+    [
+        (np.zeros((2, 4), np.float32), ["(1, 3)", "(2, 4)", "axis 0"]),
+        (np.zeros((2, 3, 1), np.float32), ["(1, 3)", "(2, 3, 1)"]),
+        (np.zeros((2, 3)), ["float32", "float64"]),
+        (np.float32(1), ["shape ()"]),
+        ([[1, 2], [3]], ["item 2, a list"]),
+        ("text", ["str", "register_collate"]),
+    ],
+)
+def test_a_mismatch_names_the_field_and_the_items(form: Any, odd: Any, parts: list[str]) -> None:
+    samples = [{"t": {"boxes": np.zeros((i + 1, 3), np.float32)}} for i in range(2)] + [{"t": {"boxes": odd}}]
+    given: list[Any] = []
+    with pytest.raises(CollateError, match=r"field t.boxes: ") as caught:
+        ragged_collate(form, ["t.boxes"])(samples, lambda shape, dtype: given.append(shape) or np.empty(shape, dtype))
+    assert given == []
+    assert caught.value.path == "t.boxes"
+    assert caught.value.items in {(0, 2), (2,)}
+    for part in parts:
+        assert part in str(caught.value)
+
+
+def test_a_field_that_is_not_there_is_named_with_those_that_are() -> None:
+    for collate in (ragged_collate(fields=["tokens"]), ragged_collate("packed", None, {"label": "tokens"})):
+        with pytest.raises(
+            CollateError, match=r"'tokens', which the samples do not have; their fields are token, label"
+        ):
+            collate([{"token": np.zeros(1), "label": np.zeros(1, int)}])
+
+
+def test_a_padding_that_does_not_fit_names_the_field() -> None:
+    with pytest.raises(CollateError, match=r"field f: .*uint8 cannot hold -1.*value="):
+        ragged_collate(shift={"f": "v"})([{"v": np.zeros(1), "f": np.zeros(1, np.uint8)}])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"form": "dense"}, "form must be .* got 'dense'"),
+        ({"side": "top"}, "side must be"),
+        ({"multiple_of": 0}, "positive int, got 0"),
+        ({"multiple_of": True}, "positive int, got True"),
+        ({"fields": ["a"], "shift": {"b": "a"}}, "shift names the field 'b'"),
+        ({"fields": ["a"], "axis": {"b": 1}}, "axis names the field 'b'"),
+        ({"fields": ["a"], "value": {"b": 1}}, "value names the field 'b'"),
+        ({"axis": -1}, "axis must be a non-negative int"),
+        ({"axis": {"a": 1.0}}, "axis must be a non-negative int"),
+    ],
+)
+def test_options_that_cannot_work_are_refused_at_once(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        ragged_collate(**options)
+
+
+@pytest.mark.parametrize("form", ["packed", "padded", "list"])
+@pytest.mark.parametrize("rows", [3, 3000])
+def test_a_ragged_field_is_written_straight_into_the_memory_that_is_given(form: Any, rows: int) -> None:
+    slot = np.zeros(1 << 20, np.uint8)
+    used = 0
+
+    def empty(shape: tuple[int, ...], dtype: Any) -> Array:
+        nonlocal used
+        array = np.ndarray(shape, dtype, slot, used)
+        used += -(-array.nbytes // 64) * 64
+        return array
+
+    samples = [{"x": np.full((rows + i, 2), i + 1, np.float32), "n": i} for i in range(3)]
+    batch = ragged_collate(form)(samples, empty=empty)
+    for _, leaf in walk(batch):
+        assert np.shares_memory(leaf, slot)
+    expected = ragged_collate(form)(samples)
+    assert [bits(leaf) for _, leaf in walk(batch)] == [bits(leaf) for _, leaf in walk(expected)]
+
+
+def test_the_collate_function_pickles_and_takes_memory() -> None:
+    collate = ragged_collate("packed", ["verts", "faces"], {"faces": "verts"})
+    assert isinstance(collate, RaggedCollate)
+    assert collate.accepts_empty
+    twin = pickle.loads(pickle.dumps(collate))
+    assert twin == collate
+    same(twin(MESHES)["faces"].values, np.array([[0, 1, 2], [3, 4, 3]]))
+
+
+def test_a_ragged_in_a_sample_is_not_batched_by_guessing() -> None:
+    with pytest.raises(CollateError, match=r"register_collate\(Ragged, function\)"):
+        default_collate([Ragged.from_list([[1]])] * 2)
+
+
+# -- rows of a fixed length
+
+
+def first_fit_decreasing(lengths: list[int], capacity: int) -> tuple[list[int], list[int], int]:
+    """One sequence after the other, as the books have it."""
+    room: list[int] = []
+    row = [0] * len(lengths)
+    start = [0] * len(lengths)
+    for item in sorted(range(len(lengths)), key=lambda item: -lengths[item]):
+        fitting = [number for number, left in enumerate(room) if left >= lengths[item]]
+        if not fitting:
+            room.append(capacity)
+            fitting = [len(room) - 1]
+        row[item] = fitting[0]
+        start[item] = capacity - room[fitting[0]]
+        room[fitting[0]] -= lengths[item]
+    return row, start, len(room)
+
+
+@given(st.integers(1, 20).flatmap(lambda cap: st.tuples(st.just(cap), st.lists(st.integers(0, cap), max_size=40))))
+def test_packing_is_first_fit_decreasing(case: tuple[int, list[int]]) -> None:
+    capacity, lengths = case
+    packing = pack_sequences(np.array(lengths, int), capacity)
+    assert (packing.row.tolist(), packing.start.tolist(), packing.rows) == first_fit_decreasing(lengths, capacity)
+    items = sequences(*lengths)
+    tokens = packing.place(items) if items else np.zeros((0, capacity), int)
+    segments, positions = packing.segment_ids, packing.positions
+    assert tokens.shape == segments.shape == positions.shape == (packing.rows, capacity)
+    assert np.count_nonzero(segments) == sum(lengths)
+    assert packing.fill == (sum(lengths) / (packing.rows * capacity) if packing.rows else 1.0)
+    for row, start, item in zip(packing.row, packing.start, items, strict=True):
+        place = slice(start, start + len(item))
+        assert tokens[row, place].tolist() == item.tolist()
+        assert positions[row, place].tolist() == list(range(len(item)))
+        assert len(set(segments[row, place].tolist())) == min(len(item), 1)
+    for row in segments:
+        kept = [number for number in row.tolist() if number]
+        assert sorted(set(kept)) == list(range(1, len(set(kept)) + 1))
+        assert kept == sorted(kept)
+
+
+def test_packing_of_tokens_with_features() -> None:
+    packing = pack_sequences([1, 3, 2], 3)
+    tokens = packing.place(Ragged.from_list([np.full((n, 2), n, np.float32) for n in (1, 3, 2)]), value=-1)
+    same(tokens[..., 0], np.float32([[3, 3, 3], [2, 2, 1]]))
+    same(packing.segment_ids, np.int32([[1, 1, 1], [1, 1, 2]]))
+    same(packing.positions, np.int32([[0, 1, 2], [0, 1, 0]]))
+    assert packing.fill == 1.0
+
+
+@pytest.mark.parametrize(
+    ("lengths", "capacity", "message"),
+    [
+        ([3, 9, 2], 8, "sequence 1 has 9"),
+        ([3, -1], 8, "sequence 1 has -1"),
+        ([1.5], 8, "integers"),
+        ([[1]], 8, "flat list"),
+        ([1], 0, "capacity must be a positive int, got 0"),
+    ],
+)
+def test_sequences_that_cannot_be_packed_are_refused(lengths: Any, capacity: int, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        pack_sequences(lengths, capacity)
+
+
+def test_other_sequences_than_those_that_were_packed_are_refused() -> None:
+    with pytest.raises(OptionError, match="the lengths that were packed"):
+        pack_sequences([1, 2], 4).place([[1, 2], [3]])

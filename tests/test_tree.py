@@ -1,0 +1,245 @@
+"""The walk: what it takes for nodes, what comes back, and where an error says it was."""
+
+from __future__ import annotations
+
+import types
+from collections import OrderedDict, UserDict, defaultdict, namedtuple
+from collections.abc import Iterator, Mapping
+from dataclasses import FrozenInstanceError, InitVar, dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agnoload.tree import Node, map_leaves, node_of, path_text, register_node, walk
+
+
+class Point(NamedTuple):
+    x: Any
+    y: Any
+
+
+@dataclass
+class Plain:
+    x: Any
+    total: Any = field(init=False)
+    seen: InitVar[int] = 0
+
+    def __post_init__(self, seen: int) -> None:
+        self.total = self.x + seen
+        self.beside = "kept"
+
+
+@dataclass(frozen=True)
+class Frozen:
+    x: Any
+    y: Any = field(default=0, kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Slotted:
+    x: Any
+    y: Any
+
+
+@dataclass
+class Strict:
+    x: Any
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.x, int):
+            raise TypeError("x must be an int")
+
+
+class Attributes(dict[str, Any]):
+    """A dict whose keys are attributes: a well-known idiom, whose copies keep the old attributes."""
+
+    def __init__(self, *args: Any, **named: Any) -> None:
+        super().__init__(*args, **named)
+        self.__dict__ = self
+
+
+class Tagged(dict[str, Any]):
+    """A dict that its constructor does not build from items."""
+
+    def __init__(self, tag: str, version: int) -> None:
+        self.tag = tag
+
+
+class Foreign(Mapping[str, Any]):
+    def __init__(self, path: str, items: dict[str, Any]) -> None:
+        self._items = items
+
+    def __getitem__(self, key: str) -> Any:
+        return self._items[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+
+def double(leaf: Any) -> Any:
+    return leaf * 2
+
+
+@pytest.mark.parametrize(
+    ("tree", "expected"),
+    [
+        (3, 6),
+        ({"a": 1, 2: [3]}, {"a": 2, 2: [6]}),
+        ((1, (2,)), (2, (4,))),
+        ([], []),
+        ({}, {}),
+        ((), ()),
+        (Point(1, {"k": 2}), Point(2, {"k": 4})),
+        (OrderedDict(b=1, a=2), OrderedDict(b=2, a=4)),
+        (Frozen(1, y=[2]), Frozen(2, y=[4])),
+        (Slotted(1, 2), Slotted(2, 4)),
+        (UserDict(a=1), UserDict(a=2)),
+        (types.MappingProxyType({"a": 1}), types.MappingProxyType({"a": 2})),
+        (Attributes(a=1), Attributes(a=2)),
+    ],
+    ids=repr,
+)
+def test_a_tree_comes_back_as_the_same_types_with_other_leaves(tree: Any, expected: Any) -> None:
+    mapped = map_leaves(double, tree)
+    assert mapped == expected
+    assert type(mapped) is type(expected)
+
+
+def test_the_order_of_keys_is_kept() -> None:
+    assert list(map_leaves(double, OrderedDict(b=1, a=2))) == ["b", "a"]
+
+
+def test_a_defaultdict_keeps_its_factory() -> None:
+    mapped = map_leaves(double, defaultdict(list, a=1))
+    assert mapped == {"a": 2}
+    assert mapped["new"] == []
+
+
+def test_attributes_of_a_dict_with_attributes_are_the_new_ones() -> None:
+    assert map_leaves(double, Attributes(a=1)).a == 2
+
+
+def test_a_dict_with_a_constructor_of_its_own_keeps_its_type_and_attributes() -> None:
+    tagged = Tagged("t", 1)
+    tagged["a"] = 1
+    mapped = map_leaves(double, tagged)
+    assert type(mapped) is Tagged
+    assert (mapped, mapped.tag) == ({"a": 2}, "t")
+    assert tagged == {"a": 1}
+
+
+def test_a_mapping_that_cannot_be_built_from_its_items_becomes_a_dict() -> None:
+    mapped = map_leaves(double, Foreign("somewhere", {"a": 1}))
+    assert type(mapped) is dict
+    assert mapped == {"a": 2}
+
+
+def test_a_tuple_type_that_cannot_be_built_from_items_becomes_a_tuple() -> None:
+    class Pair(tuple):  # type: ignore[type-arg]
+        __slots__ = ()
+
+        def __new__(cls, one: int, two: int) -> Pair:
+            return super().__new__(cls, (one, two))
+
+    assert map_leaves(double, Pair(1, 2)) == (2, 4)
+
+
+def test_a_dataclass_is_copied_field_by_field_without_its_constructor() -> None:
+    original = Plain(1, 10)
+    mapped = map_leaves(double, original)
+    assert (mapped.x, mapped.total, mapped.beside) == (2, 22, "kept")
+    assert (original.x, original.total) == (1, 11)
+    assert map_leaves(str, Strict(1)).x == "1"
+
+
+def test_a_frozen_dataclass_stays_frozen() -> None:
+    with pytest.raises(FrozenInstanceError):
+        map_leaves(double, Frozen(1)).x = 3
+
+
+@pytest.mark.parametrize(
+    "leaf", ["text", b"bytes", {1}, range(3), None, np.zeros((2, 2)), Plain, Point, object()], ids=str
+)
+def test_all_else_is_a_leaf(leaf: Any) -> None:
+    seen = []
+    map_leaves(seen.append, [leaf])
+    assert len(seen) == 1
+    assert seen[0] is leaf
+
+
+@pytest.mark.parametrize(
+    ("tree", "path"),
+    [
+        ({"target": {"boxes": "bad"}}, "target.boxes"),
+        ([1, 2, 3, {"x": "bad"}], "[3].x"),
+        ({"two words": Point(1, ["bad"])}, "['two words'].y[0]"),
+        (Frozen((1, "bad")), "x[1]"),
+        ({7: {None: "bad"}}, "[7][None]"),
+    ],
+)
+def test_an_error_has_a_note_with_the_path_to_the_leaf(tree: Any, path: str) -> None:
+    with pytest.raises(ZeroDivisionError) as caught:
+        map_leaves(lambda leaf: 1 / 0 if leaf == "bad" else leaf, tree)
+    assert caught.value.__notes__ == [f"at the leaf {path}"]
+    assert vars(caught.value).keys() == {"__notes__"}
+
+
+def test_an_error_at_the_root_has_no_note() -> None:
+    with pytest.raises(ZeroDivisionError) as caught:
+        map_leaves(lambda leaf: leaf / 0, 1)
+    assert not hasattr(caught.value, "__notes__")
+
+
+def test_walk_gives_leaves_with_their_paths_in_order() -> None:
+    tree = {"b": Point(1, [2]), "a": Slotted(3, {"k": 4})}
+    leaves = [(path_text(path), leaf) for path, leaf in walk(tree)]
+    assert leaves == [("b.x", 1), ("b.y[0]", 2), ("a.x", 3), ("a.y.k", 4)]
+
+
+def test_a_registered_type_is_a_node() -> None:
+    class Box:
+        def __init__(self, inside: Any) -> None:
+            self.inside = inside
+
+    register_node(Box, Node(lambda _: ("inside",), getattr, lambda _, children: Box(*children), fixed=True))
+    assert map_leaves(double, [Box(2)])[0].inside == 4
+    assert list(walk(Box(2))) == [(("inside",), 2)]
+
+
+def test_named_tuples_of_both_makes_are_nodes() -> None:
+    old = namedtuple("old", "x y")
+    assert map_leaves(double, old(1, 2)) == old(2, 4)
+    node = node_of(old)
+    assert node is not None
+    assert node.keys(old(1, 2)) == ("x", "y")
+
+
+trees = st.recursive(
+    st.integers() | st.text(max_size=3) | st.none(),
+    lambda children: (
+        st.lists(children, max_size=3)
+        | st.lists(children, max_size=3).map(tuple)
+        | st.dictionaries(st.text(max_size=3) | st.integers(), children, max_size=3)
+        | st.builds(Point, children, children)
+        | st.builds(Frozen, children)
+    ),
+    max_leaves=12,
+)
+
+
+@given(trees)
+def test_mapping_the_identity_gives_an_equal_tree(tree: Any) -> None:
+    assert map_leaves(lambda leaf: leaf, tree) == tree
+
+
+@given(trees)
+def test_walk_sees_the_leaves_that_map_leaves_maps(tree: Any) -> None:
+    mapped: list[Any] = []
+    map_leaves(mapped.append, tree)
+    assert [leaf for _, leaf in walk(tree)] == mapped
