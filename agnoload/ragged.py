@@ -64,7 +64,8 @@ class Packed(NamedTuple):
         >>> Ragged.from_list([[1, 2, 3], [4]]).packed().item_of_value()
         array([0, 0, 0, 1])
         """
-        return _items_of(np.diff(np.asarray(self.offsets)))
+        offsets = np.asarray(self.offsets, np.int64)
+        return _items_of(offsets[1:] - offsets[:-1])
 
 
 class Ragged:
@@ -141,6 +142,7 @@ class Ragged:
             raise OptionError(
                 f"lengths must lie between 0 and the width, {values.shape[1]}; got {lengths.min()} to {lengths.max()}"
             )
+        lengths = lengths.astype(np.int64)
         return _ragged(values[_mask(lengths, values.shape[1], side)], _offsets(lengths))
 
     @staticmethod
@@ -269,27 +271,20 @@ class _Rows(NamedTuple):
 def _rows(column: Column, path: Path, axis: int) -> _Rows:
     """Check the items of one field; `CollateError` names the field and two items that do not fit together."""
     found = [value if type(value) is np.ndarray else _item(value, path, item) for item, value in enumerate(column)]
-    known = [item for item in found if item is not None]
-    first = known[0] if known else np.zeros((0,) * (axis + 1))
-    for place, item in enumerate(found):
-        if item is not None and item.ndim <= axis:
-            raise collate_error(
-                path,
-                (place,),
-                f"a ragged field needs arrays of at least {axis + 1} axes, but item {place} has shape {item.shape}; "
-                "leave the field out of ragged_collate(fields=...), or give its arrays a first axis",
-            )
+    first = next((item for item in found if item is not None), np.zeros((0,) * (axis + 1)))
     trailing = _without(first.shape, axis)
-    items = [np.empty((*trailing[:axis], 0, *trailing[axis:]), first.dtype) if x is None else x for x in found]
-    if axis == 0:
-        same = [item.shape[1:] for item in items].count(trailing) == len(items)
-    else:
-        same = all(_without(item.shape, axis) == trailing for item in items)
-    if not same:
-        raise _rows_differ(items, path, axis)
+    blank = np.empty((*trailing[:axis], 0, *trailing[axis:]), first.dtype)
+    items: Arrays = [blank if item is None else item for item in found]
+    ndims = [item.ndim for item in items]
+    if min(ndims, default=first.ndim) <= axis:
+        raise _no_axis(items, path, axis)
+    if first.ndim > 1 or ndims.count(1) != len(ndims):
+        shapes = [_without(item.shape, axis) for item in items]
+        if shapes.count(trailing) != len(shapes):
+            raise _rows_differ(items, path, axis)
     dtype = _one_dtype(items, first.dtype, path)
-    lengths = np.fromiter((item.shape[axis] for item in items), np.int64, len(items))
-    return _Rows(items, lengths, dtype, trailing, axis)
+    lengths = map(len, items) if axis == 0 else (item.shape[axis] for item in items)
+    return _Rows(items, np.fromiter(lengths, np.int64, len(items)), dtype, trailing, axis)
 
 
 def _item(value: Any, path: Path, place: int) -> Array | None:
@@ -323,6 +318,16 @@ def _one_dtype(items: Arrays, first: np.dtype[Any], path: Path) -> np.dtype[Any]
         (one, other),
         f"the items of a ragged field must have one dtype, but item {one} has {first} and item {other} has "
         f"{dtypes[other]}; convert them in the dataset",
+    )
+
+
+def _no_axis(items: Arrays, path: Path, axis: int) -> CollateError:
+    place = next(place for place, item in enumerate(items) if item.ndim <= axis)
+    return collate_error(
+        path,
+        (place,),
+        f"a ragged field needs arrays of at least {axis + 1} axes, but item {place} has shape {items[place].shape}; "
+        "leave the field out of ragged_collate(fields=...), or give its arrays a first axis",
     )
 
 
