@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -466,29 +466,17 @@ def ragged_collate(
         raise OptionError(f"form must be 'padded', 'packed' or 'list', got {form!r}")
     _check_padding(side, multiple_of)
     named = None if fields is None else (fields,) if isinstance(fields, (str, int)) else tuple(fields)
-    by_field = {
-        "shift": dict(shift or {}),
-        "axis": dict(axis) if isinstance(axis, Mapping) else {},
-        "value": dict(value) if isinstance(value, Mapping) else {},
-    }
-    for option, mapping in by_field.items():
+    axes, axis = (dict(axis), 0) if isinstance(axis, Mapping) else ({}, axis)
+    fills, value = (dict(value), 0) if isinstance(value, Mapping) else ({}, value)
+    shift = dict(shift or {})
+    for option, mapping in (("shift", shift), ("axis", axes), ("value", fills)):
         for name in mapping:
             if named is not None and name not in named:
                 raise OptionError(f"{option} names the field {name!r}, which must be one of fields={list(named)!r}")
-    for number in by_field["axis"].values() if isinstance(axis, Mapping) else (axis,):
+    for number in (axis, *axes.values()):
         if isinstance(number, bool) or not isinstance(number, (int, np.integer)) or number < 0:
             raise OptionError(f"axis must be a non-negative int, or one for each field, got {number!r}")
-    return RaggedCollate(
-        form,
-        named,
-        by_field["shift"],
-        by_field["axis"],
-        by_field["value"],
-        0 if isinstance(axis, Mapping) else axis,
-        0 if isinstance(value, Mapping) else value,
-        side,
-        multiple_of,
-    )
+    return RaggedCollate(form, named, shift, axes, fills, axis, value, side, multiple_of)
 
 
 @dataclass(frozen=True)
@@ -499,13 +487,13 @@ class RaggedCollate:
 
     form: Form
     fields: tuple[Any, ...] | None
-    shift: dict[Any, Any] = field(default_factory=dict)
-    axes: dict[Any, int] = field(default_factory=dict)
-    fills: dict[Any, Any] = field(default_factory=dict)
-    axis: int = 0
-    fill: Any = 0
-    side: Side = "right"
-    multiple_of: int = 1
+    shift: dict[Any, Any]
+    axes: dict[Any, int]
+    fills: dict[Any, Any]
+    axis: int
+    fill: Any
+    side: Side
+    multiple_of: int
 
     def __call__(self, samples: Iterable[Any], empty: Empty = np.empty) -> Any:
         samples = list(samples)
