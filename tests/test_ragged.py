@@ -101,6 +101,16 @@ def test_packed_takes_the_arrays_as_they_are() -> None:
     assert ragged.offsets.dtype == np.int64
 
 
+@pytest.mark.parametrize("dtype", ["u1", "i2", "u8"])
+def test_lengths_and_offsets_of_any_integer_type_are_taken(dtype: str) -> None:
+    padded = np.arange(600).reshape(2, 300)
+    got = Ragged.from_padded(padded, np.array([3, 200], dtype), side="left")
+    same(got[0], padded[0, 297:])
+    same(got[1], padded[1, 100:])
+    assert got.offsets.dtype == np.int64
+    same(Packed(got.values, np.array([0, 3, 203], dtype)).item_of_value(), got.item_of_value())
+
+
 def test_lists_and_bytes_are_items_too() -> None:
     assert Ragged.from_list([[1, 2], [], [3]]) == Ragged.from_list([np.array([1, 2]), np.zeros(0, int), np.array([3])])
     assert Ragged.from_list([[], [[1.5, 2.5]]]).values.shape == (1, 2)
