@@ -651,8 +651,9 @@ class _Choose:
 
 def _short(dataset: Any) -> str:
     """A dataset in a word or two: its own repr if that is short."""
-    if type(dataset).__repr__ is object.__repr__:
+    kind: Any = type(dataset)
+    if kind.__repr__ is object.__repr__:
         length = f"{len(dataset)} samples" if hasattr(dataset, "__len__") else ""
-        return f"{type(dataset).__name__}({length})"
+        return f"{kind.__name__}({length})"
     text = repr(dataset)
     return text if len(text) <= 60 and "\n" not in text else f"<{type(dataset).__name__}>"

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from agnoload.testing_backend import _Slots
 
 import agnoload
 from agnoload import AgnoloadWarning, BackendUnavailable, OptionError, get_backend, plugins
-from agnoload.testing_backend import _Slots
 
 jax = pytest.importorskip("jax")
 import jax.numpy as jnp  # noqa: E402
