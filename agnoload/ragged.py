@@ -37,7 +37,12 @@ Side = Literal["left", "right"]
 
 
 class Padded(NamedTuple):
-    """The padded form: `values` of shape (items, width, ...), and the `lengths` of the items, int64."""
+    """The padded form: `values` of shape (items, width, ...), and the `lengths` of the items, int64.
+
+    >>> Ragged.from_list([[1, 2, 3], [4]]).padded(value=-1)
+    Padded(values=array([[ 1,  2,  3],
+           [ 4, -1, -1]]), lengths=array([3, 1]))
+    """
 
     values: Any
     lengths: Any
@@ -53,7 +58,11 @@ class Padded(NamedTuple):
 
 
 class Packed(NamedTuple):
-    """The packed form: `values` holds the rows of all items, those of item i from `offsets[i]` to `offsets[i + 1]`."""
+    """The packed form: `values` holds the rows of all items, those of item i from `offsets[i]` to `offsets[i + 1]`.
+
+    >>> Ragged.from_list([[1, 2, 3], [4]]).packed()
+    Packed(values=array([1, 2, 3, 4]), offsets=array([0, 3, 4]))
+    """
 
     values: Any
     offsets: Any
@@ -620,6 +629,10 @@ class PackedRows(NamedTuple):
 
     `row` and `start` (int64, one a sequence) say where it begins, `lengths` how long it is; `fill` is the share of the
     places that are not padding.
+
+    >>> packing = pack_sequences([2, 3, 1], capacity=4)
+    >>> packing.rows, packing.row, packing.start, packing.fill
+    (2, array([1, 0, 0]), array([0, 0, 3]), 0.75)
     """
 
     row: IndexArray

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -635,3 +637,13 @@ def test_sequences_that_cannot_be_packed_are_refused(lengths: Any, capacity: int
 def test_other_sequences_than_those_that_were_packed_are_refused() -> None:
     with pytest.raises(OptionError, match="the lengths that were packed"):
         pack_sequences([1, 2], 4).place([[1, 2], [3]])
+
+
+def test_the_drawing_is_the_one_that_its_script_makes() -> None:
+    docs = Path(__file__).parents[1] / "docs"
+    spec = importlib.util.spec_from_file_location("ragged_picture", docs / "pictures" / "ragged.py")
+    assert spec is not None
+    assert spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    assert (docs / "images" / "ragged.svg").read_text() == script.picture()
