@@ -28,7 +28,7 @@ from agnoload.errors import (
 from agnoload.loader import DataLoader
 from agnoload.plugins import get_backend, list_backends
 from agnoload.protocols import Backend
-from agnoload.ragged import Packed, Padded, Ragged, pack_sequences, ragged_collate
+from agnoload.ragged import Packed, PackedRows, Padded, Ragged, pack_sequences, ragged_collate
 from agnoload.samplers import (
     BalancedBatchSampler,
     BatchSampler,
@@ -74,6 +74,7 @@ __all__ = [
     "OptionError",
     "Packed",
     "PackedList",
+    "PackedRows",
     "Padded",
     "Ragged",
     "RandomSampler",
