@@ -86,7 +86,7 @@ def test_samples_with_tensors_become_arrays(backend: Any) -> None:
     assert (bfloat16.dtype.name, bfloat16.tolist()) == ("bfloat16", [1.5])
 
 
-class TensorOfSomebody(torch.Tensor):  # type: ignore[misc]
+class TensorOfSomebody(torch.Tensor):  # type: ignore[name-defined,misc]
     """What torchvision and MONAI return: a subclass from another module."""
 
 
@@ -213,7 +213,7 @@ class PinnedByItself:
         return self
 
 
-class RecordedTensor(torch.Tensor):  # type: ignore[misc]
+class RecordedTensor(torch.Tensor):  # type: ignore[name-defined,misc]
     """A CPU tensor that says what is asked of it."""
 
     log: list[Any]
