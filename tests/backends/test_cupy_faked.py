@@ -53,7 +53,7 @@ class FakeEvent:
 
     @property
     def done(self) -> bool:
-        return settings.done
+        return bool(settings.done)
 
 
 class FakeDevice:

@@ -65,7 +65,7 @@ class _Lease:
         weakref.finalize(self, free.append, place)
 
     def arrays(self) -> dict[str, Any]:
-        return {"x": np.frombuffer(memoryview(np.asarray(self)), np.uint8)}
+        return {"x": np.frombuffer(np.asarray(self), np.uint8)}
 
 
 def test_c53_a_tensor_in_a_locked_slot_is_pinned_without_a_copy() -> None:
