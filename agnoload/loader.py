@@ -7,6 +7,7 @@ which may go out and which batch may come out; a pool answers them in any order.
 from __future__ import annotations
 
 import os
+import sys
 import time
 import warnings
 import weakref
@@ -24,7 +25,7 @@ from agnoload.fetch import Fetcher
 from agnoload.loop import PLACED_AHEAD, LoaderIterator
 from agnoload.messages import Request
 from agnoload.options import check_options
-from agnoload.plan import BatchPlan, ForeignPlan, OrderPlan, Plan
+from agnoload.plan import BatchPlan, ForeignPlan, OrderPlan, Plan, StreamedPlan
 from agnoload.pools.inline import InlinePool
 from agnoload.pools.processes import ProcessPool
 from agnoload.pools.start import release_server, use_server
@@ -36,6 +37,7 @@ from agnoload.samplers.batch import set_epoch_inside
 from agnoload.samplers.sampler import SeededSampler, draw_from, effective_seed, is_transparent
 from agnoload.state import Place, capture, restore
 from agnoload.stats import Recorder, Stats, Timeline
+from agnoload.streams import StreamPlan, settle_ranks
 from agnoload.tree import map_leaves
 from agnoload.window import Window
 
@@ -119,6 +121,7 @@ class DataLoader(Generic[BatchT]):
         self._idle = _Idle()
         weakref.finalize(self, _Idle.close, self._idle, os.getpid())
         self._warned = False
+        self._said: set[str] = set()
         self._recorder = Recorder()
         self._choice: Choice | None = None
 
@@ -288,7 +291,7 @@ class DataLoader(Generic[BatchT]):
         plan = self._plan(place)
         if plan.exhausted and plan.resumed:  # a state of the very end: the next epoch begins
             plan = self._plan(Place(place.epoch + 1))
-        pool, release = self._open_pool()
+        pool, release = self._open_pool(plan)
         try:
             iterator: LoaderIterator[BatchT] = LoaderIterator(
                 plan,
@@ -345,6 +348,7 @@ class DataLoader(Generic[BatchT]):
         """The sampler or batch sampler that orders the samples; None for a stream."""
         options = self._options
         if options.stream:
+            settle_ranks(options.dataset, self._backend.world())
             return None
         sampler = options.batch_sampler if options.batch_sampler is not None else options.sampler
         if sampler is None:
@@ -382,20 +386,53 @@ class DataLoader(Generic[BatchT]):
             place.epoch, self._seed, place, sampler, options.batch_size, options.drop_last, batched, self._rank
         )  # fmt: skip
 
-    def _stream_plan(self, place: Place) -> Plan:
-        raise NotImplementedError
+    def _stream_plan(self, place: Place) -> StreamedPlan:
+        options = self._options
+        workers = self.num_workers
+        plan = StreamPlan(
+            options.dataset,
+            size=options.batch_size or 1,
+            workers=workers,
+            drop_last=options.drop_last,
+            self_sharded=workers > 0 and options.worker_init_fn is not None,
+            rank=self._rank,
+            state=place.stream,
+        )
+        if plan.replays:
+            self._say_once(
+                "the stream has no state_dict of its own, so resuming reads it again from the start of the epoch up to "
+                "where it was: give it state_dict and load_state_dict to spare that"
+            )
+        if 0 < plan.lanes < workers:
+            self._say_once(
+                f"the stream has {plan.lanes} lanes for {workers} workers: {workers - plan.lanes} of them have nothing "
+                "to do. Use fewer workers, or a stream with more shards (and `lanes`)"
+            )
+        length = len(options.dataset) if hasattr(type(options.dataset), "__len__") else None
+        return StreamedPlan(
+            place.epoch, self._seed, place, plan, options.drop_last, self._say_once, length
+        )  # fmt: skip
 
-    def _open_pool(self) -> tuple[Pool, Callable[[Any], None] | None]:
+    def _say_once(self, text: str) -> None:
+        """A warning that a loader gives once."""
+        if text not in self._said:
+            self._said.add(text)
+            warnings.warn(text, AgnoloadWarning, stacklevel=_outside())
+
+    def _open_pool(self, plan: Plan) -> tuple[Pool, Callable[[Any], None] | None]:
         """A pool for one iterator, and what takes it back afterwards (None: the iterator ends it)."""
         options = self._options
         if self.num_workers == 0:
-            return InlinePool(self._fetcher(isolated=False)), None
+            return InlinePool(self._fetcher(isolated=False, plan=plan)), None
         if options.worker_type == "thread":
             threads = ThreadPool(
-                self._fetcher(isolated=False), workers=self.num_workers, window=self._window(), owned=options.stream
+                self._fetcher(isolated=False, plan=plan),
+                workers=self.num_workers,
+                window=self._window(),
+                owned=options.stream,
             )
             return threads, None
-        fetcher = self._fetcher(isolated=True)
+        fetcher = self._fetcher(isolated=True, plan=plan)
         take_back = self._idle.put if options.persistent_workers else None
         if (pool := self._idle.take()) is not None:
             if pool.reusable(fetcher):
@@ -429,7 +466,7 @@ class DataLoader(Generic[BatchT]):
                 stacklevel=5,
             )
 
-    def _fetcher(self, isolated: bool, workers: int | None = None) -> Fetcher:
+    def _fetcher(self, isolated: bool, workers: int | None = None, plan: Plan | None = None) -> Fetcher:
         options = self._options
         workers = self.num_workers if workers is None else workers
         return Fetcher(
@@ -446,6 +483,8 @@ class DataLoader(Generic[BatchT]):
             on_error=options.on_error,
             choose=_Choose(self._sampler, self._order_seed()) if self._may_replace() else None,
             worker_init_fn=options.worker_init_fn,
+            drop_last=options.drop_last,
+            stream_start=(plan.epoch, plan.reader_start) if isinstance(plan, StreamedPlan) and plan.resumed else None,
         )
 
     def _may_replace(self) -> bool:
@@ -649,10 +688,19 @@ class _Choose:
         return np.concatenate([order.take(place, place + 1) for place in places.tolist()])
 
 
+def _outside() -> int:
+    """The `stacklevel` of the first frame that is not this library's: the user's own line."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("agnoload."):
+        level, frame = level + 1, frame.f_back
+    return level
+
+
 def _short(dataset: Any) -> str:
     """A dataset in a word or two: its own repr if that is short."""
-    if type(dataset).__repr__ is object.__repr__:
+    kind: Any = type(dataset)
+    if kind.__repr__ is object.__repr__:
         length = f"{len(dataset)} samples" if hasattr(dataset, "__len__") else ""
-        return f"{type(dataset).__name__}({length})"
+        return f"{kind.__name__}({length})"
     text = repr(dataset)
     return text if len(text) <= 60 and "\n" not in text else f"<{type(dataset).__name__}>"

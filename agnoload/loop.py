@@ -153,6 +153,8 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
                 entry.plan.answered(entry.cut, reply)
                 self._issue()  # workers go on while the user works
                 if reply.error is None and reply.batch is EMPTY:
+                    if self._to_issue is not None:
+                        self._to_issue += 1
                     self._account(number)
                     continue
                 return number, reply
@@ -194,8 +196,10 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
 
     def _account(self, number: int) -> None:
         """A batch has reached the user (or was empty): move the place that a state would save."""
-        self._delivered.add(number)
         entries, delivered = self._entries, self._delivered
+        delivered.add(number)
+        plan = entries[number].plan
+        plan.delivered(entries[number].cut)
         while entries and (first := next(iter(entries))) in delivered:
             delivered.remove(first)
             entry = entries.pop(first)
@@ -203,11 +207,11 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
             self.epoch = entry.plan.epoch
             if entry.plan.exhausted and not entry.plan.outstanding:
                 self.place = Place(entry.plan.epoch + 1)
+                entry.plan.ended()
             else:
                 self.place = entry.plan.place_after(entry.cut)
         if delivered:
-            ahead = tuple((entries[n].cut.first, entries[n].cut.length) for n in sorted(delivered))
-            self.place = self.place._replace(ahead=ahead)
+            self.place = plan.place_ahead(self.place, [entries[n].cut for n in sorted(delivered)])
 
 
 def _close(pool: Pool, release: Callable[[Any], None] | None, owner: int) -> None:

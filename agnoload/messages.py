@@ -26,6 +26,7 @@ class Request(NamedTuple):
     indices: Any
     """An int64 array, a list of keys, one key (no automatic batching), or None for a stream."""
     first: int
+    """Of a stream: the number of the batch within its lane."""
     seed: int = 0
     stride: int = 1
     rank: int = 0
