@@ -59,11 +59,19 @@ def kinds(open_ones: dict[int, str]) -> dict[str, int]:
 
 
 def shared_memory() -> set[str]:
-    """Files in `/dev/shm`, without those that bear the number of a process that is not ours: others use it, too."""
+    return {path.name for path in Path("/dev/shm").glob("*")}
+
+
+def left_by_us(names: set[str]) -> set[str]:
+    """Those files in `/dev/shm` that stay although no other program has them in use."""
     ours = {process.pid for process in psutil.Process().children(recursive=True)} | {os.getpid()}
     others = set(psutil.pids()) - ours
-    names = {path.name for path in Path("/dev/shm").glob("*")}
-    return {name for name in names if not others & {int(n) for n in re.findall(r"\d{2,}", name)}}
+    names = {name for name in names if not others & {int(n) for n in re.findall(r"\d{2,}", name)}}
+    for pid in others if names else ():
+        with suppress(OSError):
+            maps = Path(f"/proc/{pid}/maps").read_text()
+            names = {name for name in names if name not in maps}
+    return names & shared_memory()
 
 
 @pytest.fixture(autouse=True)
@@ -79,7 +87,8 @@ def nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
     for thread in set(threading.enumerate()) - threads:
         thread.join(PATIENCE)
         assert not thread.is_alive(), f"a thread is left: {thread}"
-    assert shared_memory() <= memory
+    left = left_by_us(shared_memory() - memory)
+    assert not left, f"shared memory left: {left}"
     if len(psutil.Process().children()) > servers:
         return  # the fork server was started by this test: its pipes stay, too
     more = {kind: n for kind, n in kinds(descriptors()).items() if n > opened.get(kind, 0)}
