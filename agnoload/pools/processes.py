@@ -41,7 +41,7 @@ from agnoload.pools.worker import (
     WorkerFetch,
 )
 from agnoload.transport import byvalue
-from agnoload.transport.arena import LENT_LIMIT, Arena, Attach, Slot
+from agnoload.transport.arena import LENT_LIMIT, Arena, Attach, Fence, Slot
 from agnoload.transport.failures import restore
 from agnoload.transport.payload import digest, pack
 from agnoload.transport.shared import sending
@@ -77,6 +77,7 @@ class ProcessPool:
         reuse: bool = False,
         restarts: int = 0,
         attach: Attach | None = None,
+        fence: Fence | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self._fetch = fetch
@@ -104,7 +105,7 @@ class ProcessPool:
             around = surroundings(environment or {})
             with sending() as self._extra:
                 self._payload = pack(fetch, around, fetch.parts(), method_of(self._context))
-        self._arena = Arena(1 + workers, window + workers + 1, attach)
+        self._arena = Arena(1 + workers, window + workers + 1, attach, fence)
         self._control = Control(self._arena.fd, workers)
         self._replies, self._replies_w = os.pipe()
         os.set_blocking(self._replies, False)
