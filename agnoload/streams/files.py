@@ -5,6 +5,7 @@ from __future__ import annotations
 import bz2
 import functools
 import gzip
+import importlib
 import inspect
 import io
 import lzma
@@ -120,15 +121,14 @@ def _from(reader: Reader[Any], path: Path, start: int) -> Iterator[Any]:
     return iter(reader(path, start=start)) if begins_anywhere else islice(iter(reader(path)), start, None)
 
 
-_COMPRESSED: dict[str, Callable[..., IO[bytes]]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+_COMPRESSED: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[IO[bytes]]:
     """A file or URL, to read bytes from; what ends in .gz, .bz2 or .xz is decompressed."""
     name = os.fspath(path)
-    file: IO[bytes] = _module("fsspec", name).open(name, "rb").open() if "://" in name else open(name, "rb")
-    with file:
+    with _open(name) as file:
         decompress = _COMPRESSED.get(os.path.splitext(name)[1])
         if decompress is None:
             yield file
@@ -137,11 +137,19 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
                 yield inside
 
 
+def _open(name: str) -> IO[bytes]:
+    if "://" not in name:
+        return open(name, "rb")
+    file: IO[bytes] = _module("fsspec", name).open(name, "rb").open()
+    return file
+
+
 def _module(name: str, path: str) -> Any:
     try:
-        return __import__(name)
+        return importlib.import_module(name)
     except ImportError as error:
-        raise BackendUnavailable(f"{name} is needed to read {path}: pip install {name}") from error
+        package = name.split(".")[0]
+        raise BackendUnavailable(f"{package} is needed to read {path}: pip install {package}") from error
 
 
 def read_lines(path: Path, start: int = 0, encoding: str = "utf-8") -> Iterator[str]:
@@ -171,10 +179,11 @@ def read_npz(path: Path, start: int = 0) -> Iterator[dict[str, Any]]:
     """The rows of the arrays that `np.savez` wrote, as a dict by their names; the arrays must have one length."""
     with _opened(path) as file, np.load(file, allow_pickle=False) as archive:
         arrays = {name: archive[name] for name in archive.files}
-    lengths = {name: len(array) if array.ndim else None for name, array in arrays.items()}
-    if len(set(lengths.values())) > 1 or None in lengths.values():
-        raise OptionError(f"the arrays in {os.fspath(path)} must have the same length, got {lengths}")
-    for place in range(start, min(lengths.values(), default=0)):  # type: ignore[type-var]
+    lengths = {name: len(array) if array.ndim else -1 for name, array in arrays.items()}
+    if len(set(lengths.values())) > 1 or -1 in lengths.values():
+        shapes = {name: array.shape for name, array in arrays.items()}
+        raise OptionError(f"the arrays in {os.fspath(path)} must have a first axis of one length, got shapes {shapes}")
+    for place in range(start, min(lengths.values(), default=0)):
         rows = {name: array[place] for name, array in arrays.items()}
         yield {name: np.array(row) if isinstance(row, np.ndarray) else row for name, row in rows.items()}
 
@@ -182,12 +191,11 @@ def read_npz(path: Path, start: int = 0) -> Iterator[dict[str, Any]]:
 def read_tar(path: Path, start: int = 0) -> Iterator[dict[str, Any]]:
     """The samples of a tar file (also a compressed one): neighbouring files whose names are equal up to the first dot.
 
-    `train/7.jpg` and `train/7.seg.png` are the sample `{"__key__": "train/7", "jpg": b"...", "seg.png": b"..."}`. Nothing
-    is written to disk; decode with `stream.map`, which runs only for the samples that a worker delivers.
+    `train/7.jpg` and `train/7.seg.png` are the sample `{"__key__": "train/7", "jpg": b"...", "seg.png": b"..."}`.
+    Nothing is written to disk; decode with `stream.map`, which runs only for the samples that a worker delivers.
     """
     name = os.fspath(path)
-    file = _module("fsspec", name).open(name, "rb").open() if "://" in name else open(name, "rb")
-    with file, tarfile.open(fileobj=file, mode="r:*") as archive:
+    with _open(name) as file, tarfile.open(fileobj=file, mode="r:*") as archive:
         yield from islice(_tar_samples(archive, name), start, None)
 
 
@@ -215,7 +223,7 @@ def read_parquet(path: Path, start: int = 0, columns: list[str] | None = None) -
     """The rows of a Parquet file as dicts, through pyarrow: numbers and dates as NumPy scalars, missing values as None,
     all else as Python's own. `columns`: only these. Row groups before `start` are not read."""
     name = os.fspath(path)
-    parquet = _pyarrow_parquet(name)
+    parquet, types = _module("pyarrow.parquet", name), _module("pyarrow.types", name)
     with _opened(path) as source, parquet.ParquetFile(source) as file:
         group = 0
         while group < file.num_row_groups and start >= file.metadata.row_group(group).num_rows:
@@ -225,27 +233,17 @@ def read_parquet(path: Path, start: int = 0, columns: list[str] | None = None) -
             if start >= batch.num_rows:
                 start -= batch.num_rows
                 continue
-            values = [_column(batch.column(place)) for place in range(batch.num_columns)]
+            values = [_column(batch.column(place), types) for place in range(batch.num_columns)]
             for row in range(start, batch.num_rows):
                 yield dict(zip(batch.schema.names, [column[row] for column in values], strict=True))
             start = 0
 
 
-def _pyarrow_parquet(path: str) -> Any:
-    try:
-        import pyarrow.parquet
-    except ImportError as error:
-        raise BackendUnavailable(f"pyarrow is needed to read {path}: pip install pyarrow") from error
-    return pyarrow.parquet
-
-
-def _column(column: Any) -> Any:
+def _column(column: Any, types: Any) -> Any:
     """A column of a record batch, to be indexed; through NumPy only where that changes no value."""
-    import pyarrow
-
     kind = column.type
-    plain = pyarrow.types.is_integer(kind) or pyarrow.types.is_floating(kind) or pyarrow.types.is_boolean(kind)
-    dated = pyarrow.types.is_date(kind) or (pyarrow.types.is_timestamp(kind) and kind.tz is None)
+    plain = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
+    dated = types.is_date(kind) or (types.is_timestamp(kind) and kind.tz is None)
     if (plain or dated) and not column.null_count:
         return column.to_numpy(zero_copy_only=False)
     return column.to_pylist()

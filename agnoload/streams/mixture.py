@@ -34,8 +34,8 @@ class Mixture(CursorStream, IterableDataset[T_co]):
     size is the loader's, or `batch_size`.
 
     `stop="first"`: the mixture ends when a source that is due has no more; no sample comes twice. `"last"`: sources
-    that end begin again until each has ended once; every sample comes at least once. `"never"`: it goes on for ever; use
-    `loader.steps(n)`.
+    that end begin again until each has ended once; every sample comes at least once. `"never"`: it goes on for ever;
+    use `loader.steps(n)`.
 
     `shuffle=True` goes through map-style datasets in another order each time; shuffle streams with `stream.shuffle`.
     With `with_source=True` the samples are pairs `(sample, source)`, `source` being the number of their source. Samples
@@ -71,9 +71,7 @@ class Mixture(CursorStream, IterableDataset[T_co]):
             raise OptionError(f"stop must be one of {', '.join(map(repr, get_args(Stop)))}, got {stop!r}")
         if per not in get_args(Per):
             raise OptionError(f"per must be one of {', '.join(map(repr, get_args(Per)))}, got {per!r}")
-        if batch_size is not None and (
-            not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1
-        ):
+        if batch_size is not None and (type(batch_size) is not int or batch_size < 1):
             raise OptionError(f"batch_size of Mixture must be a positive int or None, got {batch_size!r}")
         for source in self.datasets:
             if not is_stream(source):
@@ -150,8 +148,8 @@ class _MixtureCursor(Cursor):
             if self._mixture.stop == "last":
                 return _NOTHING
             raise OptionError(
-                f"the sources of a Mixture with stop='never' must yield samples each time they begin, but source {number} "
-                "yields none"
+                "the sources of a Mixture with stop='never' must yield samples each time they begin, but source "
+                f"{number} yields none"
             ) from None
 
     def finish(self, draft: Any) -> Any:

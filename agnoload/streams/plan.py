@@ -212,7 +212,7 @@ class StreamPlan:
             return
         lane.ended = True
         if portion.left is None:
-            entry.after = place + portion.count
+            entry.after = place + portion.places
         else:
             lane.left, lane.left_at = portion.left, place
 

@@ -24,10 +24,10 @@ class RankStream(DerivedStream[T_co]):
     backend.
 
     `uneven` says what happens where the shares differ in length: `"keep"`: nothing, each sample comes once on exactly
-    one rank. `"stop"`: all ranks end with the shortest. `"repeat"`: shorter ones repeat samples until all are as long as
-    the longest. `"pad"`: the same, and every sample becomes a pair `(sample, real)` where `real` is False for a repeat,
-    so a batch comes with its mask. All but the first need to know how long each shard is, from `len(shard)` or from the
-    stream's `shard_length(i)`, if there are shards.
+    one rank. `"stop"`: all ranks end with the shortest. `"repeat"`: shorter ones repeat samples until all are as long
+    as the longest. `"pad"`: the same, and every sample becomes a pair `(sample, real)` where `real` is False for a
+    repeat, so a batch comes with its mask. If there are shards, all but the first need to know how long each shard is,
+    from `len(shard)` or from the stream's `shard_length(i)`.
 
     >>> from agnoload.streams import IterableDataset
     >>> class Count(IterableDataset[int]):
@@ -92,7 +92,7 @@ class RankStream(DerivedStream[T_co]):
         repeated = self._own() if lengths[self.rank] else range(num_shards_of(self.source) or 0)
         times = -(-missing // max(1, sum(_shard_length(self.source, shard) for shard in repeated)))
         shards = [as_stream(shard_of(self.source, shard)) for _ in range(times) for shard in repeated]
-        filler = HeadStream(ChainDataset(shards), missing) if shards else HeadStream(iter(()), 0)
+        filler: HeadStream[Any] = HeadStream(ChainDataset(shards), missing) if shards else HeadStream(iter(()), 0)
         return filler.map(partial(_flagged, False)) if self.uneven == "pad" else filler
 
     def _lengths(self) -> list[int]:
@@ -189,7 +189,8 @@ class HeadStream(DerivedStream[T_co]):
 
 class _HeadCursor(Cursor):
     def __init__(self, stream: HeadStream[Any], opening: Opening) -> None:
-        self._left, inner = opening.state or (stream.count, None)
+        state: tuple[int, Any] = opening.state or (stream.count, None)
+        self._left, inner = state
         self._source = open_stream(stream.source, opening.inner(inner))
         self.finish = self._source.finish  # type: ignore[method-assign]
 

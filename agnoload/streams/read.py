@@ -40,7 +40,7 @@ class Portion(NamedTuple):
     """The lane has no more, or the stream where there are no lanes."""
     left: list[Any] | None
     """At the end of a lane: the samples that do not fill a batch."""
-    count: int
+    places: int
     """The number of places that were gone through: those of `samples` or `left`, and of what was left out."""
     first: int
     """The position of the first sample in the epoch's sequence, for the keys of what comes later, like collating."""
