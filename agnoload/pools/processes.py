@@ -245,10 +245,10 @@ class ProcessPool:
                 return
 
     def _take(
-        self, number: int, slot_number: int, worker: int, kind: int, offset: int, nbytes: int, spans: int, end: int,
+        self, number: int, slot_number: int, worker: int, kind: int, offset: int, nbytes: int, arrays: int, end: int,
         samples: int, started: float, fetched: float, collated: float, finished: float,
     ) -> None:  # fmt: skip
-        place = Place(offset, nbytes, spans, end)
+        place = Place(offset, nbytes, arrays, end)
         slot = self._arena[slot_number]
         if kind & STARTUP:
             described, _ = decode(place, slot, None)
@@ -277,7 +277,7 @@ class ProcessPool:
             if kind & ERROR:
                 error, batch = restore(batch, f"in worker {worker} (pid {self._pid_of(worker)})"), None
         finally:
-            if copy or not spans:
+            if copy or not arrays:
                 self._arena.give_back(slot_number)
         self._ready.append(
             Reply(
@@ -293,7 +293,7 @@ class ProcessPool:
                 collated,
                 finished,
                 end,
-            )
+            )  # fmt: skip
         )
         if self._backlog:
             self._send(self._backlog.popleft())
