@@ -279,22 +279,8 @@ class ProcessPool:
         finally:
             if copy or not arrays:
                 self._arena.give_back(slot_number)
-        self._ready.append(
-            Reply(
-                number,
-                worker,
-                batch,
-                error,
-                samples,
-                bool(kind & END),
-                extras,
-                started,
-                fetched,
-                collated,
-                finished,
-                end,
-            )  # fmt: skip
-        )
+        times = (started, fetched, collated, finished)
+        self._ready.append(Reply(number, worker, batch, error, samples, bool(kind & END), extras, *times, end))
         if self._backlog:
             self._send(self._backlog.popleft())
 
