@@ -107,7 +107,7 @@ class DataLoader(Generic[BatchT]):
             max_worker_restarts=max_worker_restarts,
         )  # fmt: skip
         self._backend = plugins.get_backend(backend)
-        self._backend.check(device, options.pin_memory)
+        self._place_on = self._backend.check(device, options.pin_memory)
         self._rank, self._world_size = rank_and_world(self._backend.world())
         self._sampler = self._make_sampler()
         self._generator = options.generator
@@ -301,7 +301,7 @@ class DataLoader(Generic[BatchT]):
                 window=Window(self._window(), options.in_order),
                 timeout=options.timeout,
                 backend=self._backend,
-                device=options.device,
+                device=self._place_on,
                 recorder=self._recorder,
                 release=release,
             )
@@ -443,12 +443,13 @@ class DataLoader(Generic[BatchT]):
         pool = ProcessPool(
             fetcher,
             workers=self.num_workers,
-            window=self._window() + (PLACED_AHEAD if options.device is not None else 0),
+            window=self._window() + (PLACED_AHEAD if self._place_on is not None else 0),
             context=options.context,
             owned=options.stream,
             reuse=options.persistent_workers,
             restarts=options.max_worker_restarts,
             attach=self._backend.attach if options.pin_memory else None,
+            fence=self._backend.fence,
             environment=plugins.worker_environment(),
         )
         return pool, take_back
@@ -593,8 +594,8 @@ class DataLoader(Generic[BatchT]):
         count, began = 0, time.monotonic()
         while (elapsed := time.monotonic() - began) < seconds:
             given = map_leaves(self._backend.convert, cached.batch)
-            if self._options.device is not None:
-                self._backend.place(given, self._options.device)()
+            if self._place_on is not None:
+                self._backend.place(given, self._place_on)()
             count += 1
         return count / elapsed
 

@@ -29,8 +29,7 @@ REQUEST = struct.Struct("<4q")
 """number, slot, bytes of the request in the slot, its form; a number below zero ends the worker."""
 PICKLED, PACKED = 0, 1
 REPLY = struct.Struct("<9q4d")
-"""number, slot, worker, kind, offset, nbytes, spans, end, samples, started, fetched, collated,
-finished."""
+"""number, slot, worker, kind, offset, nbytes, arrays, end, samples, started, fetched, collated, finished."""
 TICKETS = 512
 """Tickets under way at most: less than a pipe of 64 KiB holds of either kind, so no write can ever block."""
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from agnoload.testing_backend import check_backend
 
 from agnoload import AgnoloadWarning, BackendUnavailable, OptionError, get_backend
+from agnoload.testing.backends import check_backend
 
 
 class FakeArray:

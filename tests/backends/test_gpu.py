@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from agnoload.testing_backend import check_backend
 
 from agnoload import AgnoloadError, get_backend
+from agnoload.testing.backends import check_backend
 
 pytestmark = pytest.mark.gpu
 

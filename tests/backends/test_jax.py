@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from agnoload.testing_backend import _Slots
 
 import agnoload
 from agnoload import AgnoloadWarning, BackendUnavailable, OptionError, get_backend, plugins
+from agnoload.testing.backends import _Slots
 
 jax = pytest.importorskip("jax")
 import jax.numpy as jnp  # noqa: E402
@@ -139,7 +139,7 @@ def test_c02_narrowing_is_announced_once_a_loader_and_never_silent(placed: bool)
 def test_with_64_bits_nothing_narrows_and_the_memory_is_shared() -> None:
     code = """
         import numpy as np, agnoload
-        from agnoload.testing_backend import check_backend
+        from agnoload.testing.backends import check_backend
         backend = agnoload.get_backend("jax")
         leaf = np.zeros(64, np.int64)
         leaf = leaf[-leaf.ctypes.data % 64 // 8:][:8]
@@ -250,7 +250,7 @@ EIGHT = """
     import gc
     import jax, jax.numpy as jnp, numpy as np, agnoload
     from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-    from agnoload.testing_backend import _Slots, check_backend
+    from agnoload.testing.backends import _Slots, check_backend
     assert jax.device_count() == 8
 
     # Without a device the batch is uncommitted, so that it goes with weights that lie on all eight.
