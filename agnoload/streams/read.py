@@ -221,9 +221,10 @@ class StreamReader:
     def _taking(self, lane: int, place: int) -> tuple[int, int, int]:
         """The key of a batch while its drafts are taken: all ranks that split a stream take the same ones."""
         layout = self._layout
-        if layout.lanes or self._self_sharded:
+        if layout.lanes:
             return self._own(lane, place)
-        return place * layout.stride, 1, layout.rank
+        worker, workers = (self._worker, self._workers) if self._self_sharded else (0, 1)
+        return place * layout.stride * workers + worker, workers, layout.rank
 
     def _own(self, lane: int, place: int) -> tuple[int, int, int]:
         """First position, stride and rank of the batch that begins at a place."""
@@ -252,6 +253,8 @@ class StreamReader:
             return []
         if cursor.deferred or self._layout.stride > 1:
             self._begin(first, stride, rank | FINISHING)
+        if getattr(cursor.finish, "__func__", None) is Cursor.finish:
+            return drafts  # they are samples already
         context = seeding.current()
         samples = []
         for item, draft in enumerate(drafts):

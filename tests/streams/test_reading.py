@@ -69,7 +69,7 @@ KINDS = [
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=12)
+@settings(max_examples=12, deadline=None)
 @given(
     workers=st.integers(1, 5),
     size=st.integers(1, 5),

@@ -64,7 +64,7 @@ def states_of(loader):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=10)
+@settings(max_examples=10, deadline=None)
 @given(workers=st.integers(0, 4), later=st.integers(0, 4), size=st.integers(1, 4), order=st.integers(0, 1 << 30))
 def test_after_every_batch_the_rest_is_that_of_an_unbroken_run(kit, kind, workers, later, size, order):
     stream = streams(kit)[kind]
@@ -84,7 +84,7 @@ def test_after_every_batch_the_rest_is_that_of_an_unbroken_run(kit, kind, worker
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if "rank" not in kind])
-@settings(max_examples=8)
+@settings(max_examples=8, deadline=None)
 @given(workers=st.integers(1, 4), later=st.integers(0, 4), order=st.integers(0, 1 << 30))
 def test_out_of_order_the_state_counts_what_was_delivered_ahead(kit, kind, workers, later, order):
     stream = streams(kit)[kind]
