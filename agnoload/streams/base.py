@@ -14,11 +14,14 @@ from agnoload.seeding import Purpose, draw_seed, generator
 from agnoload.streams.cursor import (
     Cursor,
     CursorStream,
+    FirstState,
     Opening,
     RowsCursor,
     ShardsCursor,
+    first_state,
     guarded,
     is_indexed,
+    is_stateful,
     is_stream,
     length_or_none,
     num_shards_of,
@@ -299,6 +302,28 @@ class _Iterated(IterableDataset[T_co]):
 
     def __iter__(self) -> Iterator[T_co]:
         return iter(self._iterable)
+
+
+def parts_of(stream: Any) -> list[Any]:
+    """The streams and datasets that a stream of this library is made of."""
+    if isinstance(stream, DerivedStream):
+        return [stream.source]
+    return list(stream.datasets) if isinstance(stream, CursorStream) and hasattr(stream, "datasets") else []
+
+
+def first_states(stream: Any, known: list[FirstState] | None = None) -> list[FirstState]:
+    """The states that all streams of the user's in a stream had before anything was read of them, in their order.
+
+    A stream may have been read in this process before it is copied to a worker: the copy is told by `known`.
+    """
+    waiting: list[Any] = [stream]
+    found: list[FirstState] = []
+    while waiting:
+        part = waiting.pop()
+        waiting += parts_of(part)
+        if is_stateful(part):
+            found.append(first_state(part, known[len(found)] if known else None))
+    return found
 
 
 def as_stream(iterable: Any) -> Any:

@@ -133,11 +133,11 @@ class ForeignCursor(Cursor):
         if context is not None and callable(getattr(stream, "set_epoch", None)):
             stream.set_epoch(context.epoch)
         if is_stateful(stream):
-            first = _first_state(stream)
+            first = first_state(stream)
             if self._state is not None:
                 stream.load_state_dict(copy.deepcopy(self._state))
-            elif first is not _UNKNOWN:
-                stream.load_state_dict(copy.deepcopy(first))
+            elif first:
+                stream.load_state_dict(copy.deepcopy(first[0]))
         iterator: Any = iter(stream)
         if self._state is not None and not is_stateful(stream):
             iterator.load_state_dict(copy.deepcopy(self._state))
@@ -163,19 +163,21 @@ def is_stateful(thing: Any) -> bool:
     return callable(getattr(thing, "state_dict", None)) and callable(getattr(thing, "load_state_dict", None))
 
 
-_UNKNOWN = object()
-_first_states: dict[int, Any] = {}
+FirstState = tuple[Any] | None
+"""In a tuple, since a state can be anything; None where there is none, and the stream must begin by itself."""
+
+_first_states: dict[int, FirstState] = {}
 
 
-def _first_state(stream: Any) -> Any:
-    """The state that a stream had before anything was read of it in this process."""
+def first_state(stream: Any, known: FirstState = None) -> FirstState:
+    """The state that a stream had before anything was read of it; `known` where another process has said so."""
     number = id(stream)
     if number not in _first_states:
         try:
             weakref.finalize(stream, _first_states.pop, number, None)
-            _first_states[number] = copy.deepcopy(stream.state_dict())
-        except Exception:  # it cannot be watched, or has no state before it is read: it must begin by itself
-            return _UNKNOWN
+            _first_states[number] = known or (copy.deepcopy(stream.state_dict()),)
+        except Exception:  # it cannot be watched, or has no state before it is read
+            return None
     return _first_states[number]
 
 
