@@ -6,6 +6,7 @@ import gc
 import os
 import re
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -22,65 +23,80 @@ PATIENCE = 5.0
 """Seconds that a process or thread may take to end once nobody holds it; a leak is what stays for longer."""
 
 
-def served_for_all(process: psutil.Process) -> bool:
-    """The fork server and the resource tracker are started once a program and stay."""
-    line = " ".join(process.cmdline())
-    return process.ppid() == os.getpid() and (
-        "forkserver import main" in line or "resource_tracker import main" in line
-    )
-
-
-def children() -> set[psutil.Process]:
-    """All that this process started, and they in turn, without what stays for the whole program."""
-    found = set()
-    for process in psutil.Process().children(recursive=True):
-        with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
-            if not served_for_all(process):
-                found.add(process)
+def children(pid: int | str = "self") -> set[int]:
+    """The processes that one has started."""
+    found: set[int] = set()
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):
+            found.update(map(int, task.read_text().split()))
     return found
 
 
-def descriptors() -> dict[int, str]:
-    """Open descriptors, and what each leads to."""
-    found = {}
+def is_server(pid: int) -> bool:
+    """Whether a child is the fork server or the resource tracker: started once a program, and there to stay."""
+    with suppress(OSError):
+        return bool(re.search(rb"(forkserver|resource_tracker) import", Path(f"/proc/{pid}/cmdline").read_bytes()))
+    return False
+
+
+def family() -> set[int]:
+    """All that this process started, and they in turn."""
+    found, new = set(), children()
+    while new:
+        found |= new
+        new = {pid for parent in new for pid in children(parent)} - found
+    return found
+
+
+def descriptors() -> Counter[str]:
+    """How many descriptors of each kind are open, whatever their numbers."""
+    found: Counter[str] = Counter()
     for name in os.listdir("/proc/self/fd"):
         with suppress(OSError):
-            found[int(name)] = os.readlink(f"/proc/self/fd/{name}")
+            found[os.readlink(f"/proc/self/fd/{name}").split(":[")[0]] += 1
     return found
-
-
-def kinds(open_ones: dict[int, str]) -> dict[str, int]:
-    """How many descriptors of each kind, whatever their numbers."""
-    counts: dict[str, int] = {}
-    for target in open_ones.values():
-        kind = target.split(":[")[0]
-        counts[kind] = counts.get(kind, 0) + 1
-    return counts
 
 
 def shared_memory() -> set[str]:
-    """Files in `/dev/shm`, without those that bear the number of a process that is not ours: others use it, too."""
-    ours = {process.pid for process in psutil.Process().children(recursive=True)} | {os.getpid()}
-    others = set(psutil.pids()) - ours
-    names = {path.name for path in Path("/dev/shm").glob("*")}
-    return {name for name in names if not others & {int(n) for n in re.findall(r"\d{2,}", name)}}
+    return set(os.listdir("/dev/shm"))
+
+
+def left_by_us(names: set[str]) -> set[str]:
+    """Those files in `/dev/shm` that stay although no other program has them in use."""
+    others = set(psutil.pids()) - family() - {os.getpid()} if names else set()
+    names = {name for name in names if not others & {int(n) for n in re.findall(r"\d{2,}", name)}}
+    for pid in others:
+        with suppress(OSError):
+            maps = Path(f"/proc/{pid}/maps").read_text()
+            names = {name for name in names if name not in maps}
+    return names & shared_memory()
+
+
+def running(pids: set[int]) -> list[psutil.Process]:
+    found = []
+    for pid in pids:
+        with suppress(psutil.NoSuchProcess):
+            found.append(psutil.Process(pid))
+    return found
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
+def nothing_is_left() -> Iterator[None]:
     """Processes, threads, descriptors and shared memory are as many after a test as before it."""
-    servers = len(psutil.Process().children())
-    processes, threads, memory = children(), set(threading.enumerate()), shared_memory()
-    opened = kinds(descriptors())
+    servers = {pid for pid in children() if is_server(pid)}
+    processes, threads, memory, opened = family(), set(threading.enumerate()), shared_memory(), descriptors()
     yield
+    more = family() - processes or set(threading.enumerate()) - threads or shared_memory() - memory
+    if not more and descriptors() <= opened:
+        return
     gc.collect()
-    _, alive = psutil.wait_procs(children() - processes, timeout=PATIENCE)
+    new_servers = {pid for pid in children() if is_server(pid)} - servers
+    _, alive = psutil.wait_procs(running(family() - processes - new_servers), timeout=PATIENCE)
     assert not alive, f"processes left: {[p.as_dict(['pid', 'status', 'cmdline']) for p in alive]}"
     for thread in set(threading.enumerate()) - threads:
         thread.join(PATIENCE)
         assert not thread.is_alive(), f"a thread is left: {thread}"
-    assert shared_memory() <= memory
-    if len(psutil.Process().children()) > servers:
-        return  # the fork server was started by this test: its pipes stay, too
-    more = {kind: n for kind, n in kinds(descriptors()).items() if n > opened.get(kind, 0)}
-    assert not more, f"descriptors left (kind: how many now): {more}, before: {opened}"
+    left = left_by_us(shared_memory() - memory)
+    assert not left, f"shared memory left: {left}"
+    if not new_servers:  # or else its pipes stay, too
+        assert descriptors() <= opened, f"descriptors left: {descriptors() - opened}"
