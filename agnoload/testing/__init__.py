@@ -1,5 +1,7 @@
 """Checks and fakes for people who extend this library, and for its own tests: they come through the same door."""
 
 from agnoload.testing.backends import check_backend
+from agnoload.testing.leaks import no_leaks
+from agnoload.testing.pools import FakePool
 
-__all__ = ["check_backend"]
+__all__ = ["FakePool", "check_backend", "no_leaks"]
