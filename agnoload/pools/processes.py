@@ -41,7 +41,7 @@ from agnoload.pools.worker import (
     WorkerFetch,
 )
 from agnoload.transport import byvalue
-from agnoload.transport.arena import LENT_LIMIT, Arena, Attach, Slot
+from agnoload.transport.arena import LENT_LIMIT, Arena, Attach, Fence, Slot
 from agnoload.transport.failures import restore
 from agnoload.transport.payload import digest, pack
 from agnoload.transport.shared import sending
@@ -77,6 +77,7 @@ class ProcessPool:
         reuse: bool = False,
         restarts: int = 0,
         attach: Attach | None = None,
+        fence: Fence | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self._fetch = fetch
@@ -104,7 +105,7 @@ class ProcessPool:
             around = surroundings(environment or {})
             with sending() as self._extra:
                 self._payload = pack(fetch, around, fetch.parts(), method_of(self._context))
-        self._arena = Arena(1 + workers, window + workers + 1, attach)
+        self._arena = Arena(1 + workers, window + workers + 1, attach, fence)
         self._control = Control(self._arena.fd, workers)
         self._replies, self._replies_w = os.pipe()
         os.set_blocking(self._replies, False)
@@ -245,7 +246,7 @@ class ProcessPool:
 
     def _take(
         self, number: int, slot_number: int, worker: int, kind: int, offset: int, nbytes: int, arrays: int, end: int,
-        samples: int, started: float, fetched: float, finished: float,
+        samples: int, started: float, fetched: float, collated: float, finished: float,
     ) -> None:  # fmt: skip
         place = Place(offset, nbytes, arrays, end)
         slot = self._arena[slot_number]
@@ -278,9 +279,8 @@ class ProcessPool:
         finally:
             if copy or not arrays:
                 self._arena.give_back(slot_number)
-        self._ready.append(
-            Reply(number, worker, batch, error, samples, bool(kind & END), extras, started, fetched, finished, end)
-        )
+        times = (started, fetched, collated, finished)
+        self._ready.append(Reply(number, worker, batch, error, samples, bool(kind & END), extras, *times, end))
         if self._backlog:
             self._send(self._backlog.popleft())
 

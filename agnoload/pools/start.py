@@ -238,6 +238,8 @@ class ForkServer:
                 pass_fds=[theirs.fileno()],
                 env={**os.environ, **THREADS},
             )
+        # At exit the newest finalizers run first: the pools that it serves have ended by then.
+        self.stop = weakref.finalize(self, _stop, self._socket, self._process, self.owner)
 
     def start(self, start: Start, extra: list[int]) -> Process:
         """Have a worker forked."""
@@ -256,13 +258,14 @@ class ForkServer:
     def running(self) -> bool:
         return self._process.poll() is None
 
-    def stop(self) -> None:
-        """End the server; workers that it has forked are not its to end."""
-        self._socket.close()
-        if os.getpid() == self.owner:
-            self._process.wait()
-        else:
-            self._process.returncode = 0  # not our child: nothing to wait for
+
+def _stop(connection: socket.socket, process: subprocess.Popen[bytes], owner: int) -> None:
+    """End the server; workers that it has forked are not its to end."""
+    connection.close()
+    if os.getpid() == owner:
+        process.wait()
+    else:
+        process.returncode = 0  # not our child: nothing to wait for
 
 
 _current: ForkServer | None = None

@@ -28,8 +28,8 @@ from agnoload.transport.wire import encode
 REQUEST = struct.Struct("<4q")
 """number, slot, bytes of the request in the slot, its form; a number below zero ends the worker."""
 PICKLED, PACKED = 0, 1
-REPLY = struct.Struct("<9q3d")
-"""number, slot, worker, kind, offset, nbytes, arrays, end, samples, started, fetched, finished."""
+REPLY = struct.Struct("<9q4d")
+"""number, slot, worker, kind, offset, nbytes, arrays, end, samples, started, fetched, collated, finished."""
 TICKETS = 512
 """Tickets under way at most: less than a pipe of 64 KiB holds of either kind, so no write can ever block."""
 
@@ -229,6 +229,6 @@ class Worker:
             place = encode((describe(error, "while its batch was sent to the parent"), None), slot)
         ticket = REPLY.pack(
             reply.number, slot.number, self._number, kind, *place, reply.samples, reply.started, reply.fetched,
-            time.monotonic(),
+            reply.collated, time.monotonic(),
         )  # fmt: skip
         os.write(self._replies, ticket)

@@ -32,6 +32,7 @@ ALIGNMENT = 64
 _FIRST_MAPPING = 1 << 16
 _PUNCH_HOLE = 0x03  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
 
+Fence = Callable[[], Callable[[], bool]]
 Attach = Callable[[npt.NDArray[np.uint8]], Callable[[], None]]
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -222,9 +223,12 @@ class Arena(Slots):
     batch needs them; the pages of others go back to the system.
     """
 
-    def __init__(self, reserved: int, capacity: int, attach: Attach | None = None) -> None:
+    def __init__(self, reserved: int, capacity: int, attach: Attach | None = None, fence: Fence | None = None) -> None:
         super().__init__(anonymous_file("agnoload", SLOTS * STRIDE))
         self._attach = attach
+        self._fence = fence if attach is not None else None
+        self._died: deque[int] = deque()  # their last view has died, a device may still read them
+        self._fenced: deque[tuple[int, Callable[[], bool]]] = deque()
         self._capacity = capacity
         self._next = reserved
         self._reserved = reserved
@@ -235,6 +239,8 @@ class Arena(Slots):
 
     def take(self) -> Slot:
         """A free slot, preferably one whose pages are already there."""
+        if self._died or self._fenced:
+            self._pass_fences()
         try:
             number = self._free.pop()
         except IndexError:
@@ -266,7 +272,21 @@ class Arena(Slots):
     def _returned(self, ref: weakref.ref[Lease]) -> None:
         slot = ref.slot  # type: ignore[attr-defined]
         self._leases.pop(slot, None)
-        self.give_back(slot)
+        if self._fence is None:
+            self.give_back(slot)
+        elif not self._closed:
+            self._died.append(slot)
+
+    def _pass_fences(self) -> None:
+        """In the loader's own thread: free the slots that no device reads any more."""
+        while self._died and self._fence is not None:
+            self._fenced.append((self._died.popleft(), self._fence()))
+        for _ in range(len(self._fenced)):
+            slot, passed = self._fenced.popleft()
+            if passed():
+                self.give_back(slot)
+            else:
+                self._fenced.append((slot, passed))
 
     @property
     def lent(self) -> int:
