@@ -25,7 +25,13 @@ class _Process(NamedTuple):
     pid: int
     started: int
     """In ticks since the machine started; with the pid, what tells a process from a later one."""
+    parent: int
     command: str
+
+    @property
+    def stays(self) -> bool:
+        """Workers that a server has forked have its command line, but not its parent."""
+        return self.parent == os.getpid() and any(mark in self.command for mark in _SERVERS)
 
 
 class _Open(NamedTuple):
@@ -48,23 +54,26 @@ def no_leaks() -> Iterator[None]:
     >>> with no_leaks(), agnoload.DataLoader(range(4), 2) as loader:
     ...     batches = list(loader)
     """
-    gc.collect()
     before = _look()
     yield
-    gc.collect()
-    after = _settled(before)
+    if _left(before, _look()):
+        gc.collect()
+        if left := _left(before, _settled(before)):
+            raise AssertionError(f"left behind: {'; '.join(left)}")
+
+
+def _left(before: _Open, after: _Open) -> list[str]:
     left = [f"process {p.pid} ({p.command})" for p in after.processes - before.processes]
     left += [f"thread {thread.name}" for thread in after.threads - before.threads]
     allowed = before.descriptors + Counter({"socket": 2, "pipe": 4} if after.servers - before.servers else {})
     left += [f"{n} more of descriptor {kind}" for kind, n in sorted((after.descriptors - allowed).items())]
     left += [f"/dev/shm/{name}" for name in sorted(after.shared_memory - before.shared_memory)]
-    if left:
-        raise AssertionError(f"left behind: {'; '.join(left)}")
+    return left
 
 
 def _look() -> _Open:
     processes = set(_descendants())
-    servers = {process for process in processes if any(mark in process.command for mark in _SERVERS)}
+    servers = {process for process in processes if process.stays}
     return _Open(processes - servers, servers, set(threading.enumerate()), _descriptors(), _shared_memory(processes))
 
 
@@ -98,9 +107,10 @@ def _descendants() -> Iterator[_Process]:
             with suppress(OSError):
                 fields = (entry / "stat").read_text().rpartition(")")[2].split()
                 command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-                if fields[0] != "Z" or int(fields[1]) == os.getpid():
-                    process = _Process(int(entry.name), int(fields[19]), command or f"state {fields[0]}")
-                    children.setdefault(int(fields[1]), []).append(process)
+                parent = int(fields[1])
+                if fields[0] != "Z" or parent == os.getpid():
+                    process = _Process(int(entry.name), int(fields[19]), parent, command or f"state {fields[0]}")
+                    children.setdefault(parent, []).append(process)
     found = children.pop(os.getpid(), [])
     while found:
         process = found.pop()
