@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import os
 import pickle
@@ -11,6 +12,7 @@ import struct
 import sys
 import threading
 import time
+import zlib
 from collections.abc import Callable, Mapping
 from enum import IntEnum
 from functools import partial
@@ -23,20 +25,23 @@ from agnoload.transport.arena import Mapping as Memory
 from agnoload.transport.arena import Slot, Slots
 from agnoload.transport.failures import describe
 from agnoload.transport.payload import Payload
-from agnoload.transport.wire import encode
+from agnoload.transport.wire import Place, encode
 
 REQUEST = struct.Struct("<4q")
 """number, slot, bytes of the request in the slot, its form; a number below zero ends the worker."""
 PICKLED, PACKED = 0, 1
-REPLY = struct.Struct("<9q3d")
-"""number, slot, worker, kind, offset, nbytes, spans, end, samples, started, fetched, finished."""
-TICKETS = 512
-"""Tickets under way at most: less than a pipe of 64 KiB holds of either kind, so no write can ever block."""
+REPLY = struct.Struct("<10q3d")
+"""number, slot, worker, kind, checksum, offset, nbytes, spans, end, samples, started, fetched, finished."""
 
 EXTRAS, ERROR, END, STARTUP = 1, 2, 4, 8
 """Kinds of a reply, as bits: the value is (batch, extras); it is (error, extras); a stream ended; no request's."""
 
 DUMP_SIGNAL = signal.SIGUSR2
+
+
+def checksum(slot: Slot, place: Place) -> int:
+    """Of all that is unpickled of a batch: what was not written to its end, or not by a worker, is never read."""
+    return zlib.crc32(slot.view[place.offset : place.end])
 
 
 class WorkerFetch(Fetch, Protocol):
@@ -51,10 +56,11 @@ class WorkerFetch(Fetch, Protocol):
 class Stage(IntEnum):
     """What a worker is doing."""
 
-    STARTING = 0
-    IDLE = 1
-    LOADING = 2
-    SENDING = 3
+    LAUNCHED = 0
+    STARTING = 1
+    IDLE = 2
+    LOADING = 3
+    SENDING = 4
 
 
 class Control:
@@ -88,7 +94,7 @@ class Control:
     def clear(self, worker: int) -> None:
         """Before a worker starts under this number."""
         self._words[worker * 8] = 0
-        self._words[worker * 8 + 1] = Stage.STARTING
+        self._words[worker * 8 + 1] = Stage.LAUNCHED
         start = self.dump_offset(worker)
         self.view[start : start + self.DUMP] = bytes(self.DUMP)
 
@@ -106,8 +112,9 @@ def main(start: Start, extra: list[int], inherited: Any = None) -> None:
     """Everything a worker process does, from its first line to its end."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM, DUMP_SIGNAL})
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a forked copy of the user's handler must not answer ours
-    _end_with(start.parent)
+    _write_lines()
     if inherited is None:
         payload = Payload(start.payload)
         os.close(start.payload)
@@ -117,6 +124,7 @@ def main(start: Start, extra: list[int], inherited: Any = None) -> None:
         read = partial(_identity, inherited)
     control = Control(start.arena, start.workers)
     _dump_to(start.arena, control.dump_offset(start.worker))
+    control.stage(start.worker, Stage.STARTING)
     Worker(start, control).run(read)
 
 
@@ -133,8 +141,18 @@ def _settle(around: dict[str, Any]) -> None:
     os.chdir(around["directory"])
 
 
-def _end_with(parent: int) -> None:
-    """A thread of its own ends this process when the parent has gone, also in the middle of a sample."""
+def _write_lines() -> None:
+    """What is printed comes out line by line: whole, and also if the worker hangs or is killed afterwards."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            stream.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
+
+
+def end_with(parent: int) -> None:
+    """A thread of its own ends this process when the parent has gone, also in the middle of a sample.
+
+    Not needed below the fork server, where the kernel does it.
+    """
     try:
         fd = os.pidfd_open(parent)
     except (AttributeError, OSError):
@@ -228,7 +246,7 @@ class Worker:
             kind = (kind & STARTUP) | ERROR
             place = encode((describe(error, "while its batch was sent to the parent"), None), slot)
         ticket = REPLY.pack(
-            reply.number, slot.number, self._number, kind, *place, reply.samples, reply.started, reply.fetched,
-            time.monotonic(),
+            reply.number, slot.number, self._number, kind, checksum(slot, place), *place, reply.samples, reply.started,
+            reply.fetched, time.monotonic(),
         )  # fmt: skip
         os.write(self._replies, ticket)
