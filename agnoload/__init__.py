@@ -28,7 +28,7 @@ from agnoload.errors import (
 from agnoload.loader import DataLoader
 from agnoload.plugins import get_backend, list_backends
 from agnoload.protocols import Backend
-from agnoload.ragged import Packed, Padded, Ragged, pack_sequences, ragged_collate
+from agnoload.ragged import Packed, PackedRows, Padded, Ragged, pack_sequences, ragged_collate
 from agnoload.samplers import (
     BalancedBatchSampler,
     BatchSampler,
@@ -45,7 +45,17 @@ from agnoload.samplers import (
 )
 from agnoload.seeding import sample_rng
 from agnoload.stats import Stats
-from agnoload.streams import IterableDataset
+from agnoload.streams import (
+    ChainDataset,
+    FileStream,
+    IterableDataset,
+    Mixture,
+    read_lines,
+    read_npy,
+    read_npz,
+    read_parquet,
+    read_tar,
+)
 from agnoload.tree import map_leaves
 from agnoload.worker_info import WorkerInfo, get_worker_info
 
@@ -62,6 +72,7 @@ __all__ = [
     "BatchSampler",
     "BucketBatchSampler",
     "CachedDataset",
+    "ChainDataset",
     "ClassUniformBatchSampler",
     "CollateError",
     "ConcatDataset",
@@ -70,15 +81,18 @@ __all__ = [
     "Dataset",
     "DatasetNotPicklable",
     "DistributedSampler",
+    "FileStream",
     "IterableDataset",
+    "Mixture",
     "OptionError",
     "Packed",
     "PackedList",
+    "PackedRows",
     "Padded",
     "Ragged",
     "RandomSampler",
-    "Sampler",
     "SampleStopped",
+    "Sampler",
     "SequentialSampler",
     "StackDataset",
     "StateError",
@@ -100,6 +114,11 @@ __all__ = [
     "pack_sequences",
     "ragged_collate",
     "random_split",
+    "read_lines",
+    "read_npy",
+    "read_npz",
+    "read_parquet",
+    "read_tar",
     "register_collate",
     "sample_rng",
 ]

@@ -13,6 +13,7 @@ from agnoload.collate import collate, default_convert, install_registry, registr
 from agnoload.datasets import Batch, gather_of, getitems_of
 from agnoload.errors import CollateError, OptionError, SampleStopped
 from agnoload.messages import EMPTY, Failure, Reply, Request
+from agnoload.plan import REST, Told
 from agnoload.protocols import Backend, Empty, IndexArray
 from agnoload.seeding import ProcessGenerators, Purpose, Rewinder, SampleContext
 from agnoload.streams import StreamReader
@@ -44,7 +45,8 @@ class Fetcher:
         on_error: Any = "raise",
         choose: Choose | None = None,
         worker_init_fn: Callable[[int], None] | None = None,
-        stream_state: Any = None,
+        drop_last: bool = False,
+        stream_start: tuple[int, Any] | None = None,
     ) -> None:
         self.dataset = dataset
         self.collate_fn = collate_fn
@@ -59,7 +61,9 @@ class Fetcher:
         self._threaded = threaded
         self._on_error = on_error
         self._choose = choose
-        self._stream_state = stream_state
+        self._drop_last = drop_last
+        self._stream_start = stream_start
+        self._failures: list[Failure] = []
         self._registry = registry_snapshot()
         self._plugins = plugins.plugin_table() if isolated else None
         self._worker = 0
@@ -125,16 +129,22 @@ class Fetcher:
                     return self._streamed(request, empty, started)
                 return self._mapped(request, empty, started)
             except (Exception, GeneratorExit) as error:
-                return Reply(request.number, self._worker, error=_named(error, request), started=started)
+                return Reply(
+                    request.number,
+                    self._worker,
+                    error=_named(error, request),
+                    started=started,
+                    finished=time.monotonic(),
+                )
 
     def _gathered(self, request: Request, empty: Empty, started: float) -> Reply:
         try:
             batch = self._gather(request.indices, empty)  # type: ignore[misc]
         except Exception as error:
-            return Reply(request.number, self._worker, error=_named(error, request), started=started)
-        return Reply(
-            request.number, self._worker, batch, samples=len(request.indices), fetched=time.monotonic(), started=started
-        )
+            return Reply(
+                request.number, self._worker, error=_named(error, request), started=started, finished=time.monotonic()
+            )
+        return self._reply(request, batch, len(request.indices), started, time.monotonic(), None)
 
     def _mapped(self, request: Request, empty: Empty, started: float) -> Reply:
         if not self._batched:
@@ -161,9 +171,8 @@ class Fetcher:
         self, request: Request, batch: Any, samples: int, started: float, fetched: float, extras: dict[str, Any] | None,
         end: bool = False,
     ) -> Reply:  # fmt: skip
-        return Reply(
-            request.number, self._worker, batch, None, samples, end, extras, started, fetched, time.monotonic()
-        )
+        now = time.monotonic()
+        return Reply(request.number, self._worker, batch, None, samples, end, extras, started, fetched, now, now)
 
     # ------------------------------------------------------------------------------------------------ samples
 
@@ -263,7 +272,60 @@ class Fetcher:
     # ------------------------------------------------------------------------------------------------ streams
 
     def _streamed(self, request: Request, empty: Empty, started: float) -> Reply:
-        raise NotImplementedError
+        if request.lane == REST:
+            samples = list(request.indices)
+            told, key = None, (request.first, request.stride, request.rank)
+        else:
+            failures: list[Failure] = []
+            portion = self._reader_for(request, failures).read(request.first, request.lane, request.size)
+            samples, key = portion.samples, portion[4:7]
+            told = Told(portion.end, portion.left, portion.places, portion.state, portion.self_sharded)
+        fetched = time.monotonic()
+        extras: dict[str, Any] | None = None
+        if told is not None and told != Told(places=request.size):
+            extras = {"portion": told}
+        if told is not None and failures:
+            extras = {**(extras or {}), "failed": failures}
+        if not samples:
+            return self._reply(request, EMPTY, 0, started, fetched, extras)
+        self._begin_batch(*key)
+        batch = self._collated(samples, None, request, empty) if self._batched else self._convert(samples[0])
+        return self._reply(request, batch, len(samples), started, fetched, extras)
+
+    def _reader_for(self, request: Request, failures: list[Failure]) -> StreamReader:
+        """The reader of the request's epoch; it goes forward only, so a new epoch has a new one."""
+        self._failures = failures
+        if self._reader is None or self._reader_epoch != request.epoch:
+            epoch, start = self._stream_start or (-1, None)
+            self._reader = StreamReader(
+                self.dataset,
+                worker=self._worker,
+                workers=self._workers,
+                begin=self._begin_batch,
+                start=start if epoch == request.epoch else None,
+                self_sharded=self._workers > 0 and self.worker_init_fn is not None,
+                drop_last=self._drop_last,
+                rank=self._rank,
+                failed=self._sample_failed if self._on_error != "raise" else None,
+            )
+            self._reader_epoch = request.epoch
+        return self._reader
+
+    def _begin_batch(self, first: int, stride: int, rank: int) -> None:
+        context = self._context
+        context.at(context.seed, context.epoch, first, stride, rank)
+        if not self._threaded:
+            self._globals.seed()
+
+    def _sample_failed(self, error: Exception, position: int) -> bool:
+        """Whether to leave a sample of a stream out; another one cannot be asked for."""
+        action = self._on_error(error, position) if callable(self._on_error) else self._on_error
+        if action == "skip":
+            self._failures.append(Failure(position, f"{type(error).__name__}: {error}"))
+            return True
+        if action == "replace":
+            error.add_note("on_error='replace' needs a dataset with indices: use 'skip' for a stream")
+        return False
 
 
 class _Globals:

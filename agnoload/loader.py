@@ -7,20 +7,25 @@ which may go out and which batch may come out; a pool answers them in any order.
 from __future__ import annotations
 
 import os
+import sys
+import time
 import warnings
 import weakref
-from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
 from agnoload import plugins, seeding
-from agnoload.datasets import find_large_lists
+from agnoload.cores import Choice, adjusted, choose_workers, usable_cores
+from agnoload.datasets import find_caches, find_large_lists, gather_of
 from agnoload.errors import AgnoloadWarning, OptionError, StateError
 from agnoload.fetch import Fetcher
 from agnoload.loop import PLACED_AHEAD, LoaderIterator
+from agnoload.messages import Request
 from agnoload.options import check_options
-from agnoload.plan import BatchPlan, ForeignPlan, OrderPlan, Plan
+from agnoload.plan import BatchPlan, ForeignPlan, OrderPlan, Plan, StreamedPlan
 from agnoload.pools.inline import InlinePool
 from agnoload.pools.processes import ProcessPool
 from agnoload.pools.start import release_server, use_server
@@ -31,7 +36,9 @@ from agnoload.samplers.basic import RandomSampler, SequentialSampler
 from agnoload.samplers.batch import set_epoch_inside
 from agnoload.samplers.sampler import SeededSampler, draw_from, effective_seed, is_transparent
 from agnoload.state import Place, capture, restore
-from agnoload.stats import Recorder, Stats
+from agnoload.stats import Recorder, Stats, Timeline
+from agnoload.streams import StreamPlan, settle_ranks
+from agnoload.tree import map_leaves
 from agnoload.window import Window
 
 BatchT = TypeVar("BatchT")
@@ -100,7 +107,7 @@ class DataLoader(Generic[BatchT]):
             max_worker_restarts=max_worker_restarts,
         )  # fmt: skip
         self._backend = plugins.get_backend(backend)
-        self._backend.check(device, options.pin_memory)
+        self._place_on = self._backend.check(device, options.pin_memory)
         self._rank, self._world_size = rank_and_world(self._backend.world())
         self._sampler = self._make_sampler()
         self._generator = options.generator
@@ -114,7 +121,9 @@ class DataLoader(Generic[BatchT]):
         self._idle = _Idle()
         weakref.finalize(self, _Idle.close, self._idle, os.getpid())
         self._warned = False
-        self._recorder = Recorder(options.num_workers)
+        self._said: set[str] = set()
+        self._recorder = Recorder()
+        self._choice: Choice | None = None
 
     # ------------------------------------------------------------------------------------------------ what it has
 
@@ -130,8 +139,12 @@ class DataLoader(Generic[BatchT]):
 
     @property
     def num_workers(self) -> int:
-        """Workers that load; 0 means the process that iterates."""
-        return self._options.num_workers
+        """Workers that load; 0 means the process that iterates. Chosen when first asked for with `"auto"`."""
+        if self._options.num_workers is not None:
+            return self._options.num_workers
+        if self._choice is None:
+            self._choice = self._choose_workers()
+        return self._choice.workers
 
     @property
     def drop_last(self) -> bool:
@@ -246,7 +259,7 @@ class DataLoader(Generic[BatchT]):
             words.append("shuffle=True")
         if options.sampler is not None:
             words.append(f"sampler={options.sampler!r}")
-        words.append(f"num_workers={options.num_workers}")
+        words.append(f"num_workers={self.num_workers}" + (" (auto)" if options.num_workers is None else ""))
         if self._backend.name != "numpy":
             words.append(f"backend={self._backend.name!r}")
         if options.device is not None:
@@ -270,11 +283,15 @@ class DataLoader(Generic[BatchT]):
 
     def _iterate(self, limit: int | None) -> LoaderIterator[BatchT]:
         options = self._options
+        if self._choice is not None:
+            self._choice = adjusted(
+                self._choice, self._recorder.share_waited(), self._recorder.busy(), usable_cores()
+            )  # fmt: skip
         place = self._begin()
         plan = self._plan(place)
         if plan.exhausted and plan.resumed:  # a state of the very end: the next epoch begins
             plan = self._plan(Place(place.epoch + 1))
-        pool, release = self._open_pool()
+        pool, release = self._open_pool(plan)
         try:
             iterator: LoaderIterator[BatchT] = LoaderIterator(
                 plan,
@@ -284,7 +301,7 @@ class DataLoader(Generic[BatchT]):
                 window=Window(self._window(), options.in_order),
                 timeout=options.timeout,
                 backend=self._backend,
-                device=options.device,
+                device=self._place_on,
                 recorder=self._recorder,
                 release=release,
             )
@@ -323,7 +340,7 @@ class DataLoader(Generic[BatchT]):
         return self._plan(Place(epoch))
 
     def _window(self) -> int:
-        return max(self._options.num_workers * self._options.prefetch_factor, 1)
+        return max(self.num_workers * self._options.prefetch_factor, 1)
 
     # ------------------------------------------------------------------------------------------------ assembly
 
@@ -331,6 +348,7 @@ class DataLoader(Generic[BatchT]):
         """The sampler or batch sampler that orders the samples; None for a stream."""
         options = self._options
         if options.stream:
+            settle_ranks(options.dataset, self._backend.world())
             return None
         sampler = options.batch_sampler if options.batch_sampler is not None else options.sampler
         if sampler is None:
@@ -368,20 +386,53 @@ class DataLoader(Generic[BatchT]):
             place.epoch, self._seed, place, sampler, options.batch_size, options.drop_last, batched, self._rank
         )  # fmt: skip
 
-    def _stream_plan(self, place: Place) -> Plan:
-        raise NotImplementedError
+    def _stream_plan(self, place: Place) -> StreamedPlan:
+        options = self._options
+        workers = self.num_workers
+        plan = StreamPlan(
+            options.dataset,
+            size=options.batch_size or 1,
+            workers=workers,
+            drop_last=options.drop_last,
+            self_sharded=workers > 0 and options.worker_init_fn is not None,
+            rank=self._rank,
+            state=place.stream,
+        )
+        if plan.replays:
+            self._say_once(
+                "the stream has no state_dict of its own, so resuming reads it again from the start of the epoch up to "
+                "where it was: give it state_dict and load_state_dict to spare that"
+            )
+        if 0 < plan.lanes < workers:
+            self._say_once(
+                f"the stream has {plan.lanes} lanes for {workers} workers: {workers - plan.lanes} of them have nothing "
+                "to do. Use fewer workers, or a stream with more shards (and `lanes`)"
+            )
+        length = len(options.dataset) if hasattr(type(options.dataset), "__len__") else None
+        return StreamedPlan(
+            place.epoch, self._seed, place, plan, options.drop_last, self._say_once, length
+        )  # fmt: skip
 
-    def _open_pool(self) -> tuple[Pool, Callable[[Any], None] | None]:
+    def _say_once(self, text: str) -> None:
+        """A warning that a loader gives once."""
+        if text not in self._said:
+            self._said.add(text)
+            warnings.warn(text, AgnoloadWarning, stacklevel=_outside())
+
+    def _open_pool(self, plan: Plan) -> tuple[Pool, Callable[[Any], None] | None]:
         """A pool for one iterator, and what takes it back afterwards (None: the iterator ends it)."""
         options = self._options
-        if options.num_workers == 0:
-            return InlinePool(self._fetcher(isolated=False)), None
+        if self.num_workers == 0:
+            return InlinePool(self._fetcher(isolated=False, plan=plan)), None
         if options.worker_type == "thread":
             threads = ThreadPool(
-                self._fetcher(isolated=False), workers=options.num_workers, window=self._window(), owned=options.stream
+                self._fetcher(isolated=False, plan=plan),
+                workers=self.num_workers,
+                window=self._window(),
+                owned=options.stream,
             )
             return threads, None
-        fetcher = self._fetcher(isolated=True)
+        fetcher = self._fetcher(isolated=True, plan=plan)
         take_back = self._idle.put if options.persistent_workers else None
         if (pool := self._idle.take()) is not None:
             if pool.reusable(fetcher):
@@ -391,13 +442,14 @@ class DataLoader(Generic[BatchT]):
         use_server(self)
         pool = ProcessPool(
             fetcher,
-            workers=options.num_workers,
-            window=self._window() + (PLACED_AHEAD if options.device is not None else 0),
+            workers=self.num_workers,
+            window=self._window() + (PLACED_AHEAD if self._place_on is not None else 0),
             context=options.context,
             owned=options.stream,
             reuse=options.persistent_workers,
             restarts=options.max_worker_restarts,
             attach=self._backend.attach if options.pin_memory else None,
+            fence=self._backend.fence,
             environment=plugins.worker_environment(),
         )
         return pool, take_back
@@ -415,22 +467,25 @@ class DataLoader(Generic[BatchT]):
                 stacklevel=5,
             )
 
-    def _fetcher(self, isolated: bool) -> Fetcher:
+    def _fetcher(self, isolated: bool, workers: int | None = None, plan: Plan | None = None) -> Fetcher:
         options = self._options
+        workers = self.num_workers if workers is None else workers
         return Fetcher(
             options.dataset,
             stream=options.stream,
             batched=options.batch_size is not None or options.batch_sampler is not None,
             collate_fn=options.collate_fn,
             seed=self._seed,
-            workers=options.num_workers,
+            workers=workers,
             rank=self._rank,
             world_size=self._world_size,
             isolated=isolated,
-            threaded=options.worker_type == "thread" and options.num_workers > 0,
+            threaded=options.worker_type == "thread" and workers > 0,
             on_error=options.on_error,
             choose=_Choose(self._sampler, self._order_seed()) if self._may_replace() else None,
             worker_init_fn=options.worker_init_fn,
+            drop_last=options.drop_last,
+            stream_start=(plan.epoch, plan.reader_start) if isinstance(plan, StreamedPlan) and plan.resumed else None,
         )
 
     def _may_replace(self) -> bool:
@@ -478,7 +533,89 @@ class DataLoader(Generic[BatchT]):
 
     def stats(self) -> Stats:
         """What was loaded so far and where the time went, with a verdict in one sentence."""
-        return self._recorder.stats()
+        workers = self.num_workers
+        reason = self._choice.reason if self._choice is not None else "as asked for"
+        return self._recorder.stats(workers, f"{workers} workers: {reason}", find_caches(self._options.dataset))
+
+    @contextmanager
+    def trace(self, path: str | os.PathLike[str]) -> Iterator[None]:
+        """While the context is open, keep a timeline; at its end, write it for Perfetto and chrome://tracing.
+
+        A row for the consumer (waiting) and one for each worker (fetch, collate, encode).
+
+        >>> import json, pathlib, tempfile
+        >>> path = pathlib.Path(tempfile.mkdtemp()) / "trace.json"
+        >>> loader = DataLoader(range(10), 4)
+        >>> with loader.trace(path):
+        ...     for batch in loader: pass
+        >>> sorted({event["name"] for event in json.loads(path.read_text())["traceEvents"]})
+        ['collate', 'encode', 'fetch', 'thread_name', 'wait']
+        """
+        timeline = Timeline()
+        self._recorder.trace(timeline)
+        try:
+            yield
+        finally:
+            self._recorder.trace(None)
+            timeline.write(path)
+
+    def benchmark(self, seconds: float = 5.0) -> Benchmark:
+        """Measure the loader by itself, then how fast the loop could be if batches were there already, and print both.
+
+        Runs through batches from the next epoch on for about half of `seconds`, then hands out one batch again and
+        again, converted and placed each time. Epochs count as usual.
+        """
+        half = max(float(seconds), 0.02) / 2
+        batches, began = 0, time.monotonic()
+        while (elapsed := time.monotonic() - began) < half:
+            for _ in self:
+                batches += 1
+                if time.monotonic() - began >= half:
+                    break
+            else:
+                if not batches:
+                    raise OptionError("benchmark needs at least one batch, this loader has none")
+        ceiling = self._ceiling(half)
+        found = Benchmark(batches / elapsed, ceiling, self.stats().verdict)
+        print(found)
+        return found
+
+    def _ceiling(self, seconds: float) -> float:
+        fetch = self._fetcher(isolated=False, workers=0)
+        plan = self._plan(Place(self._epoch))
+        item = plan.next()
+        if item is None:
+            return 0.0
+        cut, number = item
+        request = Request(0, plan.epoch, number, cut.indices, cut.first, plan.seed, cut.stride, cut.rank, size=cut.size)
+        cached = fetch(request, np.empty)
+        if cached.error is not None:
+            raise cached.error
+        count, began = 0, time.monotonic()
+        while (elapsed := time.monotonic() - began) < seconds:
+            given = map_leaves(self._backend.convert, cached.batch)
+            if self._place_on is not None:
+                self._backend.place(given, self._place_on)()
+            count += 1
+        return count / elapsed
+
+    def _choose_workers(self) -> Choice:
+        """The probe for `num_workers="auto"`; the user's generators are left as they were."""
+        options = self._options
+        cores = usable_cores()
+        if options.stream:
+            return Choice(max(1, cores - 1), f"a stream cannot be probed without reading it; {cores} usable cores")
+        gathers = options.collate_fn is None and gather_of(options.dataset) is not None
+        batch_size = options.batch_size or 1
+        fetch = self._fetcher(isolated=False, workers=0)
+
+        def load(index: int) -> None:
+            key: Any = index if options.batch_size is None and options.batch_sampler is None else [index]
+            reply = fetch(Request(0, 0, 0, key, 0, self._seed), np.empty)
+            if reply.error is not None:
+                raise reply.error
+
+        return choose_workers(None if gathers else load, len(options.dataset), batch_size, cores)
 
     def close(self) -> None:
         """End all workers, within a second whatever they do; twice is fine, and iterating again starts afresh.
@@ -495,6 +632,20 @@ class DataLoader(Generic[BatchT]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class Benchmark(NamedTuple):
+    """What `loader.benchmark()` found, in batches a second."""
+
+    loader: float
+    ceiling: float
+    verdict: str
+
+    def __str__(self) -> str:
+        return (
+            f"the loader alone: {self.loader:,.1f} batches/s\n"
+            f"one batch again and again: {self.ceiling:,.1f} batches/s\n{self.verdict}"
+        )
 
 
 class _Idle:
@@ -538,7 +689,19 @@ class _Choose:
         return np.concatenate([order.take(place, place + 1) for place in places.tolist()])
 
 
+def _outside() -> int:
+    """The `stacklevel` of the first frame that is not this library's: the user's own line."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("agnoload."):
+        level, frame = level + 1, frame.f_back
+    return level
+
+
 def _short(dataset: Any) -> str:
     """A dataset in a word or two: its own repr if that is short."""
+    kind: Any = type(dataset)
+    if kind.__repr__ is object.__repr__:
+        length = f"{len(dataset)} samples" if hasattr(dataset, "__len__") else ""
+        return f"{kind.__name__}({length})"
     text = repr(dataset)
     return text if len(text) <= 60 and "\n" not in text else f"<{type(dataset).__name__}>"

@@ -17,7 +17,7 @@ from agnoload.plan import Cut, Plan
 from agnoload.protocols import Backend, Pool
 from agnoload.state import Place
 from agnoload.stats import Recorder
-from agnoload.tree import map_leaves
+from agnoload.tree import map_leaves, walk
 from agnoload.window import Window
 
 BatchT = TypeVar("BatchT")
@@ -74,6 +74,7 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
         self._closed = False
         self._failed: str | None = None
         self._yielded = 0
+        self._since: float | None = None
         self.place = plan.place
         self.epoch = plan.epoch
         self._finalizer = weakref.finalize(self, _close, pool, release, os.getpid())
@@ -87,6 +88,7 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
                 raise AgnoloadError(f"this iterator has ended with an error ({self._failed}): make a new one")
             raise StopIteration
         began = time.monotonic()
+        since = self._since or began
         try:
             due = self._take()
             if due is None:
@@ -103,7 +105,10 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
         self._yielded += 1
         self._account(number)
         now = time.monotonic()
-        self._recorder.delivered(reply, now - began, now)
+        self._since = now
+        if not reply.nbytes:  # it did not travel
+            reply = reply._replace(nbytes=sum(leaf.nbytes for _, leaf in walk(reply.batch) if hasattr(leaf, "nbytes")))
+        self._recorder.delivered(reply, since, began, now)
         return batch  # type: ignore[no-any-return]
 
     def close(self) -> None:
@@ -148,6 +153,8 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
                 entry.plan.answered(entry.cut, reply)
                 self._issue()  # workers go on while the user works
                 if reply.error is None and reply.batch is EMPTY:
+                    if self._to_issue is not None:
+                        self._to_issue += 1
                     self._account(number)
                     continue
                 return number, reply
@@ -189,8 +196,10 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
 
     def _account(self, number: int) -> None:
         """A batch has reached the user (or was empty): move the place that a state would save."""
-        self._delivered.add(number)
         entries, delivered = self._entries, self._delivered
+        delivered.add(number)
+        plan = entries[number].plan
+        plan.delivered(entries[number].cut)
         while entries and (first := next(iter(entries))) in delivered:
             delivered.remove(first)
             entry = entries.pop(first)
@@ -198,11 +207,11 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
             self.epoch = entry.plan.epoch
             if entry.plan.exhausted and not entry.plan.outstanding:
                 self.place = Place(entry.plan.epoch + 1)
+                entry.plan.ended()
             else:
                 self.place = entry.plan.place_after(entry.cut)
         if delivered:
-            ahead = tuple((entries[n].cut.first, entries[n].cut.length) for n in sorted(delivered))
-            self.place = self.place._replace(ahead=ahead)
+            self.place = plan.place_ahead(self.place, [entries[n].cut for n in sorted(delivered)])
 
 
 def _close(pool: Pool, release: Callable[[Any], None] | None, owner: int) -> None:

@@ -26,6 +26,7 @@ class Request(NamedTuple):
     indices: Any
     """An int64 array, a list of keys, one key (no automatic batching), or None for a stream."""
     first: int
+    """Of a stream: the number of the batch within its lane."""
     seed: int = 0
     stride: int = 1
     rank: int = 0
@@ -77,8 +78,9 @@ class Reply(NamedTuple):
     """Rare things: failures, log records, warnings, a stream's state, left-over samples."""
     started: float = 0.0
     fetched: float = 0.0
+    collated: float = 0.0
     finished: float = 0.0
-    """Seconds of `time.monotonic`: the request was taken up, its samples were there, the batch was encoded."""
+    """Seconds of `time.monotonic`: the request was taken up, its samples were there, its batch, its way was paved."""
     nbytes: int = 0
 
 

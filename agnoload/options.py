@@ -13,6 +13,7 @@ import numpy as np
 from agnoload.errors import AgnoloadWarning, OptionError
 from agnoload.pools.start import method_of
 from agnoload.seeding import check_seed
+from agnoload.streams import is_stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,8 @@ class Options:
     shuffle: bool
     sampler: Any
     batch_sampler: Any
-    num_workers: int
+    num_workers: int | None
+    """None: to be chosen."""
     collate_fn: Callable[[Any], Any] | None
     pin_memory: bool
     drop_last: bool
@@ -69,7 +71,7 @@ def check_options(
     max_worker_restarts: Any,
 ) -> Options:
     """Check every option by itself and against the others; `OptionError` for the first that cannot work."""
-    stream = _is_stream(dataset)
+    stream = _is_stream(dataset, sampler is not None or batch_sampler is not None)
     if batch_size is not None:
         batch_size = _integer("batch_size", batch_size, 1, "a positive int or None")
     if shuffle is not None:
@@ -137,14 +139,17 @@ def check_options(
     )
 
 
-def _is_stream(dataset: Any) -> bool:
-    """Whether a dataset is iterated rather than indexed; what can do both is indexed."""
-    if hasattr(dataset, "__getitem__"):
-        if not hasattr(dataset, "__len__"):
-            raise OptionError(f"a dataset with __getitem__ must have __len__ too, {type(dataset).__name__} has none")
-        return False
-    if hasattr(dataset, "__iter__"):
+def _is_stream(dataset: Any, sampled: bool) -> bool:
+    """Whether a dataset is iterated rather than indexed."""
+    if is_stream(dataset):
         return True
+    if hasattr(dataset, "__getitem__"):
+        if not hasattr(dataset, "__len__") and not sampled:
+            raise OptionError(
+                f"a dataset with __getitem__ must have __len__ too, or come with a sampler: {type(dataset).__name__} "
+                "does neither"
+            )
+        return False
     raise OptionError(
         f"dataset must have __getitem__ and __len__, or __iter__, got {type(dataset).__name__}: {dataset!r}"
     )
@@ -176,7 +181,9 @@ def _check_batch_sampler(batch_size: Any, shuffle: Any, sampler: Any, drop_last:
         raise OptionError(f"batch_sampler excludes batch_size, shuffle, sampler and drop_last, got {', '.join(given)}")
 
 
-def _workers(value: Any) -> int:
+def _workers(value: Any) -> int | None:
+    if isinstance(value, str) and value == "auto":
+        return None
     return _integer("num_workers", value, 0, "a non-negative int or 'auto'")
 
 

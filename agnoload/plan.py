@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ from agnoload.errors import StateError
 from agnoload.messages import Reply
 from agnoload.samplers.order import BatchOrder, Order
 from agnoload.state import Place
+from agnoload.streams import Portion, Rest, StreamPlan, StreamRequest
 
 BLOCK = 1 << 13
 """Indices are asked of an order so many at once."""
@@ -87,9 +89,19 @@ class Plan:
     def answered(self, cut: Cut, reply: Reply) -> None:
         """The reply to a batch of this plan has come out of the window."""
 
+    def delivered(self, cut: Cut) -> None:
+        """The user has a batch of this plan, in whatever order."""
+
     def place_after(self, cut: Cut) -> Place:
         """Where the epoch stands when a batch and all before it have been delivered."""
         return Place(self.epoch, cut.reached)
+
+    def ended(self) -> None:
+        """All of it has been delivered."""
+
+    def place_ahead(self, place: Place, cuts: list[Cut]) -> Place:
+        """`place`, beyond which these batches have been delivered too."""
+        return place._replace(ahead=tuple((cut.first, cut.length) for cut in cuts))
 
 
 class OrderPlan(Plan):
@@ -186,3 +198,122 @@ def _keys(batch: Any) -> Any:
         except OverflowError:
             return keys
     return keys
+
+
+REST = -1
+"""The lane of a request that brings its samples along: what was left over at the ends of a stream's lanes."""
+
+
+class StreamedPlan(Plan):
+    """The batches of a stream: `StreamPlan` says which to ask for, this speaks the loop's language to it."""
+
+    def __init__(
+        self, epoch: int, seed: int, place: Place, plan: StreamPlan, drop_last: bool, warn: Callable[[str], None],
+        length: int | None,
+    ) -> None:  # fmt: skip
+        self._stream = plan
+        self._requests: dict[Cut, StreamRequest | Rest] = {}
+        self._rests: deque[Rest] | None = None
+        self._drop_last = drop_last
+        self._warn = warn
+        self._length = length
+        self._samples = 0
+        super().__init__(epoch, seed, place)
+        self.resumed = place.stream is not None
+
+    @property
+    def reader_start(self) -> dict[str, Any]:
+        """What the readers of this epoch begin with."""
+        return self._stream.start
+
+    def _cuts(self, position: int) -> Iterator[Cut]:
+        return iter(())
+
+    def next(self) -> tuple[Cut, int] | None:
+        cut = self._ask()
+        if cut is None:
+            return None
+        number = self.number
+        self.number += 1
+        self.outstanding += 1
+        return cut, number
+
+    def _pull(self) -> Cut | None:
+        return None
+
+    def _ask(self) -> Cut | None:
+        request = self._stream.next()
+        if request is not None:
+            cut = Cut(None, request.batch, 1, 0, 0, request.owner, request.lane, request.size)
+            self._requests[cut] = request
+            return cut
+        if not self._stream.over:
+            return None
+        if self._rests is None:
+            self._rests = deque(self._stream.rest())
+        if self._rests:
+            rest = self._rests.popleft()
+            cut = Cut(_Samples(rest.samples), rest.first, rest.stride, rest.rank, 0, 0, REST)
+            self._requests[cut] = rest
+            return cut
+        if not self.exhausted:
+            self.exhausted = True
+        return None
+
+    def answered(self, cut: Cut, reply: Reply) -> None:
+        self._samples += reply.samples
+        request = self._requests[cut]
+        if reply.error is None and isinstance(request, StreamRequest):
+            told = (reply.extras or {}).get("portion", Told(places=request.size))
+            samples = [True] * min(reply.samples, 1)
+            self._stream.arrived(
+                request,
+                Portion(samples, told.end, told.left, told.places, 0, 1, 0, told.state, told.self_sharded),
+            )
+
+    def delivered(self, cut: Cut) -> None:
+        request = self._requests.pop(cut)
+        if isinstance(request, StreamRequest):
+            self._stream.delivered(request)
+        else:
+            self._stream.delivered_rest(request)
+
+    def place_after(self, cut: Cut) -> Place:
+        return Place(self.epoch, self._samples, stream=self._stream.state)
+
+    def place_ahead(self, place: Place, cuts: list[Cut]) -> Place:
+        return Place(self.epoch, self._samples, stream=self._stream.state)
+
+    def ended(self) -> None:
+        """All has been delivered: compare with the length that the stream says it has."""
+        if self._length is None or self.resumed:
+            return
+        expected, found = self._length, self._samples
+        if found != expected and not (self._drop_last and found <= expected and expected - found < self._stream_size()):
+            self._warn(
+                f"the stream says that it has {expected} samples (len), but it gave {found}: mend its __len__, or "
+                "leave it out"
+            )
+
+    def _stream_size(self) -> int:
+        return int(self._stream.state()["size"])
+
+
+class Told(NamedTuple):
+    """What a reader tells about a batch beside its samples."""
+
+    end: bool = False
+    left: list[Any] | None = None
+    places: int = 0
+    state: Any = None
+    self_sharded: bool = False
+
+
+class _Samples(list[Any]):
+    """Samples that travel in a request; compared by identity, so that a `Cut` can be a key."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return id(self)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other

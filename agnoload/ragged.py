@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -37,7 +37,12 @@ Side = Literal["left", "right"]
 
 
 class Padded(NamedTuple):
-    """The padded form: `values` of shape (items, width, ...), and the `lengths` of the items, int64."""
+    """The padded form: `values` of shape (items, width, ...), and the `lengths` of the items, int64.
+
+    >>> Ragged.from_list([[1, 2, 3], [4]]).padded(value=-1)
+    Padded(values=array([[ 1,  2,  3],
+           [ 4, -1, -1]]), lengths=array([3, 1]))
+    """
 
     values: Any
     lengths: Any
@@ -53,7 +58,11 @@ class Padded(NamedTuple):
 
 
 class Packed(NamedTuple):
-    """The packed form: `values` holds the rows of all items, those of item i from `offsets[i]` to `offsets[i + 1]`."""
+    """The packed form: `values` holds the rows of all items, those of item i from `offsets[i]` to `offsets[i + 1]`.
+
+    >>> Ragged.from_list([[1, 2, 3], [4]]).packed()
+    Packed(values=array([1, 2, 3, 4]), offsets=array([0, 3, 4]))
+    """
 
     values: Any
     offsets: Any
@@ -64,7 +73,8 @@ class Packed(NamedTuple):
         >>> Ragged.from_list([[1, 2, 3], [4]]).packed().item_of_value()
         array([0, 0, 0, 1])
         """
-        return _items_of(np.diff(np.asarray(self.offsets)))
+        offsets = np.asarray(self.offsets, np.int64)
+        return _items_of(offsets[1:] - offsets[:-1])
 
 
 class Ragged:
@@ -141,6 +151,7 @@ class Ragged:
             raise OptionError(
                 f"lengths must lie between 0 and the width, {values.shape[1]}; got {lengths.min()} to {lengths.max()}"
             )
+        lengths = lengths.astype(np.int64)
         return _ragged(values[_mask(lengths, values.shape[1], side)], _offsets(lengths))
 
     @staticmethod
@@ -269,27 +280,20 @@ class _Rows(NamedTuple):
 def _rows(column: Column, path: Path, axis: int) -> _Rows:
     """Check the items of one field; `CollateError` names the field and two items that do not fit together."""
     found = [value if type(value) is np.ndarray else _item(value, path, item) for item, value in enumerate(column)]
-    known = [item for item in found if item is not None]
-    first = known[0] if known else np.zeros((0,) * (axis + 1))
-    for place, item in enumerate(found):
-        if item is not None and item.ndim <= axis:
-            raise collate_error(
-                path,
-                (place,),
-                f"a ragged field needs arrays of at least {axis + 1} axes, but item {place} has shape {item.shape}; "
-                "leave the field out of ragged_collate(fields=...), or give its arrays a first axis",
-            )
+    first = next((item for item in found if item is not None), np.zeros((0,) * (axis + 1)))
     trailing = _without(first.shape, axis)
-    items = [np.empty((*trailing[:axis], 0, *trailing[axis:]), first.dtype) if x is None else x for x in found]
-    if axis == 0:
-        same = [item.shape[1:] for item in items].count(trailing) == len(items)
-    else:
-        same = all(_without(item.shape, axis) == trailing for item in items)
-    if not same:
-        raise _rows_differ(items, path, axis)
+    blank = np.empty((*trailing[:axis], 0, *trailing[axis:]), first.dtype)
+    items: Arrays = [blank if item is None else item for item in found]
+    ndims = [item.ndim for item in items]
+    if min(ndims, default=first.ndim) <= axis:
+        raise _no_axis(items, path, axis)
+    if first.ndim > 1 or ndims.count(1) != len(ndims):
+        shapes = [_without(item.shape, axis) for item in items]
+        if shapes.count(trailing) != len(shapes):
+            raise _rows_differ(items, path, axis)
     dtype = _one_dtype(items, first.dtype, path)
-    lengths = np.fromiter((item.shape[axis] for item in items), np.int64, len(items))
-    return _Rows(items, lengths, dtype, trailing, axis)
+    lengths = map(len, items) if axis == 0 else (item.shape[axis] for item in items)
+    return _Rows(items, np.fromiter(lengths, np.int64, len(items)), dtype, trailing, axis)
 
 
 def _item(value: Any, path: Path, place: int) -> Array | None:
@@ -323,6 +327,16 @@ def _one_dtype(items: Arrays, first: np.dtype[Any], path: Path) -> np.dtype[Any]
         (one, other),
         f"the items of a ragged field must have one dtype, but item {one} has {first} and item {other} has "
         f"{dtypes[other]}; convert them in the dataset",
+    )
+
+
+def _no_axis(items: Arrays, path: Path, axis: int) -> CollateError:
+    place = next(place for place, item in enumerate(items) if item.ndim <= axis)
+    return collate_error(
+        path,
+        (place,),
+        f"a ragged field needs arrays of at least {axis + 1} axes, but item {place} has shape {items[place].shape}; "
+        "leave the field out of ragged_collate(fields=...), or give its arrays a first axis",
     )
 
 
@@ -461,29 +475,17 @@ def ragged_collate(
         raise OptionError(f"form must be 'padded', 'packed' or 'list', got {form!r}")
     _check_padding(side, multiple_of)
     named = None if fields is None else (fields,) if isinstance(fields, (str, int)) else tuple(fields)
-    by_field = {
-        "shift": dict(shift or {}),
-        "axis": dict(axis) if isinstance(axis, Mapping) else {},
-        "value": dict(value) if isinstance(value, Mapping) else {},
-    }
-    for option, mapping in by_field.items():
+    axes, axis = (dict(axis), 0) if isinstance(axis, Mapping) else ({}, axis)
+    fills, value = (dict(value), 0) if isinstance(value, Mapping) else ({}, value)
+    shift = dict(shift or {})
+    for option, mapping in (("shift", shift), ("axis", axes), ("value", fills)):
         for name in mapping:
             if named is not None and name not in named:
                 raise OptionError(f"{option} names the field {name!r}, which must be one of fields={list(named)!r}")
-    for number in by_field["axis"].values() if isinstance(axis, Mapping) else (axis,):
+    for number in (axis, *axes.values()):
         if isinstance(number, bool) or not isinstance(number, (int, np.integer)) or number < 0:
             raise OptionError(f"axis must be a non-negative int, or one for each field, got {number!r}")
-    return RaggedCollate(
-        form,
-        named,
-        by_field["shift"],
-        by_field["axis"],
-        by_field["value"],
-        0 if isinstance(axis, Mapping) else axis,
-        0 if isinstance(value, Mapping) else value,
-        side,
-        multiple_of,
-    )
+    return RaggedCollate(form, named, shift, axes, fills, axis, value, side, multiple_of)
 
 
 @dataclass(frozen=True)
@@ -494,13 +496,13 @@ class RaggedCollate:
 
     form: Form
     fields: tuple[Any, ...] | None
-    shift: dict[Any, Any] = field(default_factory=dict)
-    axes: dict[Any, int] = field(default_factory=dict)
-    fills: dict[Any, Any] = field(default_factory=dict)
-    axis: int = 0
-    fill: Any = 0
-    side: Side = "right"
-    multiple_of: int = 1
+    shift: dict[Any, Any]
+    axes: dict[Any, int]
+    fills: dict[Any, Any]
+    axis: int
+    fill: Any
+    side: Side
+    multiple_of: int
 
     def __call__(self, samples: Iterable[Any], empty: Empty = np.empty) -> Any:
         samples = list(samples)
@@ -627,6 +629,10 @@ class PackedRows(NamedTuple):
 
     `row` and `start` (int64, one a sequence) say where it begins, `lengths` how long it is; `fill` is the share of the
     places that are not padding.
+
+    >>> packing = pack_sequences([2, 3, 1], capacity=4)
+    >>> packing.rows, packing.row, packing.start, packing.fill
+    (2, array([1, 0, 0]), array([0, 0, 3]), 0.75)
     """
 
     row: IndexArray

@@ -208,12 +208,12 @@ class ProcessGenerators:
     def seed(self, philox: np.random.Philox) -> None:
         """Seed both from what a generator gives next."""
         random.seed(int.from_bytes(philox.random_raw(2).tobytes(), "little"))
-        words = philox.random_raw(self._BYTES // 8)
+        words = philox.random_raw(self._BYTES // 8).tobytes()
         if not self._find():  # something else drives np.random: a twister stands in for it
             np.random.set_bit_generator(np.random.MT19937())  # type: ignore[attr-defined]
             self._find()
         np.random.seed(0)  # forgets a normal number held back
-        ctypes.memmove(self._address, words.ctypes.data, self._BYTES)
+        ctypes.memmove(self._address, words, self._BYTES)
 
     def save(self) -> None:
         """Remember both states, for `restore`."""

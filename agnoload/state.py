@@ -22,7 +22,7 @@ class Place(NamedTuple):
     ahead: tuple[tuple[int, int], ...] = ()
     """Out of order: (position, samples) of batches delivered beyond `position`."""
     stream: Any = None
-    """What a stream's plan needs to go on."""
+    """What a stream's plan needs to go on, or a function that gives it."""
 
 
 def capture(place: Place, seed: int, order_seed: int, facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def capture(place: Place, seed: int, order_seed: int, facts: Mapping[str, Any]) 
     if place.ahead:
         state["ahead"] = [list(pair) for pair in place.ahead]
     if place.stream is not None:
-        state["stream"] = place.stream
+        state["stream"] = place.stream() if callable(place.stream) else place.stream
     return state
 
 

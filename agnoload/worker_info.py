@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -24,6 +25,8 @@ class WorkerInfo:
     world_size: int = 1
     asked: int = 0
     """How often user code has looked: a stream that asks shards itself."""
+    on_asked: Callable[[], None] | None = field(default=None, repr=False, compare=False)
+    """Called whenever user code looks, by who must know at once."""
 
 
 _current: ContextVar[WorkerInfo | None] = ContextVar("agnoload_worker_info", default=None)
@@ -38,7 +41,14 @@ def get_worker_info() -> WorkerInfo | None:
     info = _current.get()
     if info is not None:
         info.asked += 1
+        if info.on_asked is not None:
+            info.on_asked()
     return info
+
+
+def peek_worker_info() -> WorkerInfo | None:
+    """The same for this library itself: it does not count as having asked."""
+    return _current.get()
 
 
 def set_worker_info(info: WorkerInfo | None) -> None:

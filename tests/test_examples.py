@@ -31,7 +31,7 @@ def needs(*modules: str) -> None:
             pytest.skip(f"{module} is not installed")
 
 
-@pytest.mark.parametrize("backend", ["numpy", "torch", "jax"])
+@pytest.mark.parametrize("backend", ["numpy", pytest.param("torch", marks=pytest.mark.slow), "jax"])
 def test_the_digits_are_learnt(backend: str) -> None:
     needs("sklearn", "tqdm", *([] if backend == "numpy" else [backend]))
     last = run_example("digits.py", "--backend", backend).splitlines()[-1]
@@ -44,8 +44,11 @@ def test_the_digits_with_numpy_need_no_framework() -> None:
     needs("sklearn", "tqdm")
     program = f"""
 import runpy, sys
-for name in ["torch", "jax", "cupy"]:
-    sys.modules[name] = None  # an import of it is an ImportError
+class NoFramework:
+    def find_spec(self, name, path=None, target=None):
+        if name in ("torch", "jax", "cupy"):
+            raise ImportError(name)
+sys.meta_path.insert(0, NoFramework())
 sys.argv = ["digits.py", "--epochs", "1"]
 runpy.run_path({str(EXAMPLES / "digits.py")!r}, run_name="__main__")
 """
@@ -63,6 +66,7 @@ def test_shards_hold_every_spectrum_once_and_do_not_depend_on_workers(tmp_path: 
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.slow
 def test_the_torch_loop_goes_on_as_if_it_had_not_stopped(tmp_path: Path) -> None:
     needs("torch")
     run_example("torch_loop.py", str(tmp_path / "stopped"), "--steps", "40")
@@ -91,6 +95,7 @@ def make_images(folder: Path) -> None:
             Image.fromarray(pixels).save(folder / name / f"{number}.png")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["tabular.py", "text.py", "image_folder.py"])
 def test_both_loaders_train_to_the_same_loss(name: str, tmp_path: Path) -> None:
     needs("torch", "sklearn", "PIL")

@@ -15,9 +15,9 @@ BACKENDS = ROOT / "backends"
 
 LAYERS = [
     {"errors", "messages", "protocols", "worker_info"},
-    {"tree", "seeding", "ranks"},
+    {"tree", "seeding", "ranks", "cores"},
     {"datasets", "streams", "samplers", "collate", "ragged", "transport"},
-    {"fetch", "window", "state", "plan", "stats", "plugins"},
+    {"fetch", "window", "state", "plan", "stats", "plugins", "cores"},
     {"pools"},
     {"options", "loop"},
     {"loader"},
@@ -25,7 +25,7 @@ LAYERS = [
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 
-FRAMEWORKS = re.compile(r"\b(torch|jax|jaxlib|flax|cupy|tensorflow|mlx|ml_dtypes)\b")
+FRAMEWORKS = re.compile(r"\b(torch|jax|jaxlib|flax|cupy|tensorflow|mlx)\b")
 
 
 def sources(folder: Path) -> list[Path]:

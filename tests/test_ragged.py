@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -99,6 +101,16 @@ def test_packed_takes_the_arrays_as_they_are() -> None:
     assert ragged.values is values
     assert ragged.packed().values is values
     assert ragged.offsets.dtype == np.int64
+
+
+@pytest.mark.parametrize("dtype", ["u1", "i2", "u8"])
+def test_lengths_and_offsets_of_any_integer_type_are_taken(dtype: str) -> None:
+    padded = np.arange(600).reshape(2, 300)
+    got = Ragged.from_padded(padded, np.array([3, 200], dtype), side="left")
+    same(got[0], padded[0, 297:])
+    same(got[1], padded[1, 100:])
+    assert got.offsets.dtype == np.int64
+    same(Packed(got.values, np.array([0, 3, 203], dtype)).item_of_value(), got.item_of_value())
 
 
 def test_lists_and_bytes_are_items_too() -> None:
@@ -625,3 +637,13 @@ def test_sequences_that_cannot_be_packed_are_refused(lengths: Any, capacity: int
 def test_other_sequences_than_those_that_were_packed_are_refused() -> None:
     with pytest.raises(OptionError, match="the lengths that were packed"):
         pack_sequences([1, 2], 4).place([[1, 2], [3]])
+
+
+def test_the_drawing_is_the_one_that_its_script_makes() -> None:
+    docs = Path(__file__).parents[1] / "docs"
+    spec = importlib.util.spec_from_file_location("ragged_picture", docs / "pictures" / "ragged.py")
+    assert spec is not None
+    assert spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    assert (docs / "images" / "ragged.svg").read_text() == script.picture()

@@ -47,7 +47,7 @@ from agnoload.pools.worker import (
     checksum,
 )
 from agnoload.transport import byvalue
-from agnoload.transport.arena import LENT_LIMIT, Arena, Attach, Slot
+from agnoload.transport.arena import LENT_LIMIT, Arena, Attach, Fence, Slot
 from agnoload.transport.failures import restore
 from agnoload.transport.payload import digest, pack
 from agnoload.transport.shared import sending
@@ -89,6 +89,7 @@ class ProcessPool:
         reuse: bool = False,
         restarts: int = 0,
         attach: Attach | None = None,
+        fence: Fence | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self._fetch = fetch
@@ -116,12 +117,14 @@ class ProcessPool:
         self._extra: list[int] = []
         self._digest: bytes | None = None
         try:
-            self._open(window, reuse, attach, environment or {})
+            self._open(window, reuse, attach, fence, environment or {})
         except BaseException:
             self.close()
             raise
 
-    def _open(self, window: int, reuse: bool, attach: Attach | None, environment: Mapping[str, str]) -> None:
+    def _open(
+        self, window: int, reuse: bool, attach: Attach | None, fence: Fence | None, environment: Mapping[str, str]
+    ) -> None:
         method, workers, fetch = method_of(self._context), self._workers, self._fetch
         if method == "fork":
             _warn_about_threads()
@@ -131,7 +134,7 @@ class ProcessPool:
         if reuse:
             with contextlib.suppress(*(() if method != "fork" else (Exception,))):  # a fork may hold what cannot pickle
                 self._digest = digest(fetch)
-        self._arena = Arena(1 + workers, window + workers + 1, attach)
+        self._arena = Arena(1 + workers, window + workers + 1, attach, fence)
         self._control = Control(self._arena.fd, workers)
         self._replies, self._replies_w = os.pipe()
         os.set_blocking(self._replies, False)
@@ -188,7 +191,7 @@ class ProcessPool:
             self._let_go()
             return
         if self._replies_w >= 0:
-            os.write(self._replies_w, REPLY.pack(*[-1] * 10, 0.0, 0.0, 0.0))
+            os.write(self._replies_w, REPLY.pack(*[-1] * 10, *[0.0] * 4))
         if not self._inside._is_owned():  # type: ignore[attr-defined]  # a signal handler: what it interrupted ends
             self._end_all()
 
@@ -351,10 +354,10 @@ class ProcessPool:
                 return
 
     def _take(
-        self, number: int, slot_number: int, worker: int, kind: int, check: int, offset: int, nbytes: int, spans: int,
-        end: int, samples: int, started: float, fetched: float, finished: float,
+        self, number: int, slot_number: int, worker: int, kind: int, check: int, offset: int, nbytes: int, arrays: int,
+        end: int, samples: int, started: float, fetched: float, collated: float, finished: float,
     ) -> None:  # fmt: skip
-        arena, place = self.arena, Place(offset, nbytes, spans, end)
+        arena, place = self.arena, Place(offset, nbytes, arrays, end)
         if not (worker in self._pids and arena.has(slot_number) and offset >= 0 and 0 <= nbytes <= end - offset):
             return self._refuse(worker, "a ticket that names no place of its own")
         flight, slot = self._flights.get(number), arena[slot_number]
@@ -388,11 +391,10 @@ class ProcessPool:
             if kind & ERROR:
                 error, batch = restore(batch, f"in worker {worker} (pid {self._pids[worker]})"), None
         finally:
-            if copy or not spans:
+            if copy or not arrays:
                 arena.give_back(slot_number)
-        self._ready.append(
-            Reply(number, worker, batch, error, samples, bool(kind & END), extras, started, fetched, finished, end)
-        )
+        times = (started, fetched, collated, finished)
+        self._ready.append(Reply(number, worker, batch, error, samples, bool(kind & END), extras, *times, end))
         if self._backlog:
             self._send(self._backlog.popleft())
         return None

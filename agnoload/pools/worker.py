@@ -30,8 +30,8 @@ from agnoload.transport.wire import Place, encode
 REQUEST = struct.Struct("<4q")
 """number, slot, bytes of the request in the slot, its form; a number below zero ends the worker."""
 PICKLED, PACKED = 0, 1
-REPLY = struct.Struct("<10q3d")
-"""number, slot, worker, kind, checksum, offset, nbytes, spans, end, samples, started, fetched, finished."""
+REPLY = struct.Struct("<10q4d")
+"""number, slot, worker, kind, checksum, offset, nbytes, arrays, end, samples, started, fetched, collated, finished."""
 
 EXTRAS, ERROR, END, STARTUP = 1, 2, 4, 8
 """Kinds of a reply, as bits: the value is (batch, extras); it is (error, extras); a stream ended; no request's."""
@@ -247,6 +247,6 @@ class Worker:
             place = encode((describe(error, "while its batch was sent to the parent"), None), slot)
         ticket = REPLY.pack(
             reply.number, slot.number, self._number, kind, checksum(slot, place), *place, reply.samples, reply.started,
-            reply.fetched, time.monotonic(),
+            reply.fetched, reply.collated, time.monotonic(),
         )  # fmt: skip
         os.write(self._replies, ticket)

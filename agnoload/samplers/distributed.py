@@ -59,7 +59,11 @@ class DistributedSampler(SeededSampler[Any]):
         self.tail: Tail = tail or ("drop" if drop_last else "pad")
         self.shuffle = bool(shuffle)
         self.sampler = dataset_or_sampler
+        if hasattr(dataset_or_sampler, "split_by_rank"):
+            raise OptionError(f"a stream is split by its own split_by_rank(), got {dataset_or_sampler!r}")
         if not is_sampler(dataset_or_sampler):
+            if not hasattr(dataset_or_sampler, "__len__"):
+                raise OptionError(f"dataset_or_sampler must be a sampler or have a length, got {dataset_or_sampler!r}")
             self.sampler = (RandomSampler if shuffle else SequentialSampler)(dataset_or_sampler)
         if getattr(self.sampler, "is_split", False):
             raise OptionError(f"dataset_or_sampler must not be split over ranks already, got {dataset_or_sampler!r}")

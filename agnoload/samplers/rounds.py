@@ -7,6 +7,8 @@ stream is taken `per` at a time, no such group holds a thing twice that need not
 
 from __future__ import annotations
 
+from math import gcd
+
 import numpy as np
 
 from agnoload.protocols import IndexArray
@@ -48,7 +50,7 @@ class Rounds:
         self.per = per
         self.long = n >= 3 * per
         self.as_array = n < ARRAY_BELOW or not self.long
-        self.cycle = per // int(np.gcd(n, per))
+        self.cycle = per // gcd(n, per)
         self.first_in_order = first_in_order
         self._key = (seed, epoch, purpose, rank)
         self._rewinder = rewinder

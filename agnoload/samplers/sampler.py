@@ -134,8 +134,9 @@ class SeededSampler(Sampler[T_co]):
     def __iter__(self) -> Iterator[Any]:
         asked = self.pop_epoch()
         epoch = self._epoch if asked is None else asked
+        items = self._walk(epoch)
         self._epoch = epoch + 1
-        return self._walk(epoch)
+        return items
 
     def standalone_seed(self) -> int:
         """The seed that it runs on when it is iterated by itself."""

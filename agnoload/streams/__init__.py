@@ -1,16 +1,37 @@
-"""Streams: placeholder until the branch with them is merged."""
+"""Streams: datasets that are iterated, and who yields what of them.
 
-from typing import Any, Generic, TypeVar
+`cursor`: how a stream is read. `base`: the streams, and `map`, `filter` and `+` of them. `ranks`, `shuffle`, `mixture`,
+`files`: what else is made of streams. `read` and `plan`: a worker's and the loader's side.
+"""
 
-T_co = TypeVar("T_co", covariant=True)
+from agnoload.streams.base import ChainDataset, FilteredStream, IterableDataset, MappedStream
+from agnoload.streams.cursor import is_stream
+from agnoload.streams.files import FileStream, read_lines, read_npy, read_npz, read_parquet, read_tar
+from agnoload.streams.mixture import Mixture
+from agnoload.streams.plan import Rest, StreamPlan, StreamRequest
+from agnoload.streams.ranks import RankStream, settle_ranks
+from agnoload.streams.read import Portion, StreamReader
+from agnoload.streams.shuffle import ShuffledStream
 
-
-class IterableDataset(Generic[T_co]):
-    """A dataset that is iterated."""
-
-
-class StreamReader:
-    """Placeholder."""
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        raise NotImplementedError
+__all__ = [
+    "ChainDataset",
+    "FileStream",
+    "FilteredStream",
+    "IterableDataset",
+    "MappedStream",
+    "Mixture",
+    "Portion",
+    "RankStream",
+    "Rest",
+    "ShuffledStream",
+    "StreamPlan",
+    "StreamReader",
+    "StreamRequest",
+    "is_stream",
+    "read_lines",
+    "read_npy",
+    "read_npz",
+    "read_parquet",
+    "read_tar",
+    "settle_ranks",
+]

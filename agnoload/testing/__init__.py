@@ -1,5 +1,6 @@
 """Checks and fakes for people who extend this library, and for its own tests: they come through the same door."""
 
 from agnoload.testing.backends import check_backend
+from agnoload.testing.samplers import check_sampler
 
-__all__ = ["check_backend"]
+__all__ = ["check_backend", "check_sampler"]

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from numpy.lib.array_utils import byte_bounds
 
 STRIDE = 1 << 36
 SLOTS = 4096
@@ -31,6 +32,7 @@ ALIGNMENT = 64
 _FIRST_MAPPING = 1 << 16
 _PUNCH_HOLE = 0x03  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
 
+Fence = Callable[[], Callable[[], bool]]
 Attach = Callable[[npt.NDArray[np.uint8]], Callable[[], None]]
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -43,6 +45,13 @@ _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c
 def aligned(nbytes: int) -> int:
     """The next multiple of `ALIGNMENT`."""
     return (nbytes + ALIGNMENT - 1) & -ALIGNMENT
+
+
+def aligned_empty(nbytes: int) -> npt.NDArray[np.uint8]:
+    """Uninitialised private memory at a multiple of `ALIGNMENT`."""
+    memory = np.empty(nbytes + ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % ALIGNMENT
+    return memory[start : start + nbytes]
 
 
 def anonymous_file(name: str, nbytes: int) -> int:
@@ -135,6 +144,7 @@ class Slot:
         """Start to write at the beginning again."""
         self.used = 0
         self._old: list[Mapping] = []
+        self._given: dict[int, tuple[Any, int]] = {}
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> npt.NDArray[Any]:
         """Uninitialised memory of the slot as an array; `np.empty` for what cannot be shared."""
@@ -147,7 +157,9 @@ class Slot:
         if end > self.mapping.nbytes:
             self.reach(end)
         self.used = aligned(end)
-        return np.ndarray(shape, dtype, self.bytes, start)
+        array = np.ndarray(shape, dtype, self.bytes, start)
+        self._given[id(array)] = array, start  # with the array, so that its id stays its own
+        return array
 
     def put(self, data: Any) -> int:
         """Copy bytes behind what is there; gives their offset."""
@@ -156,14 +168,25 @@ class Slot:
         end = start + view.nbytes
         if end > self.mapping.nbytes:
             self.reach(end)
-        if view.nbytes > 1 << 16:
-            self.bytes[start:end] = np.frombuffer(view, np.uint8)  # releases the interpreter lock
-        else:
-            self.view[start:end] = view
+        self.view[start:end] = view
         self.used = aligned(end)
         return start
 
-    def offset_of(self, address: int, nbytes: int) -> int | None:
+    def place(self, array: npt.NDArray[Any]) -> tuple[int, tuple[int, ...] | None]:
+        """The offset of an array's first item, and its strides if it is not C-contiguous; copied in if need be."""
+        in_order = array.flags.c_contiguous
+        if in_order and (known := self._given.get(id(array))):
+            return known[1], None
+        low, high = byte_bounds(array)
+        offset = self._offset_of(low, high - low)
+        if offset is not None:
+            return offset + array.ctypes.data - low, None if in_order else array.strides
+        transposed = array.flags.f_contiguous and not in_order
+        copy = self.empty(array.shape[::-1], array.dtype).T if transposed else self.empty(array.shape, array.dtype)
+        copy[...] = array
+        return copy.ctypes.data - self.mapping.address, copy.strides if transposed else None
+
+    def _offset_of(self, address: int, nbytes: int) -> int | None:
         """The offset of memory that already lies in this slot, in the present mapping or one it has outgrown."""
         for mapping in (self.mapping, *self._old):
             offset = address - mapping.address
@@ -200,9 +223,12 @@ class Arena(Slots):
     batch needs them; the pages of others go back to the system.
     """
 
-    def __init__(self, reserved: int, capacity: int, attach: Attach | None = None) -> None:
+    def __init__(self, reserved: int, capacity: int, attach: Attach | None = None, fence: Fence | None = None) -> None:
         super().__init__(anonymous_file("agnoload", SLOTS * STRIDE))
         self._attach = attach
+        self._fence = fence if attach is not None else None
+        self._died: deque[int] = deque()  # their last view has died, a device may still read them
+        self._fenced: deque[tuple[int, Callable[[], bool]]] = deque()
         self._capacity = capacity
         self._next = reserved
         self._reserved = reserved
@@ -213,6 +239,8 @@ class Arena(Slots):
 
     def take(self) -> Slot:
         """A free slot, preferably one whose pages are already there."""
+        if self._died or self._fenced:
+            self._pass_fences()
         try:
             number = self._free.pop()
         except IndexError:
@@ -248,7 +276,21 @@ class Arena(Slots):
     def _returned(self, ref: weakref.ref[Lease]) -> None:
         slot = ref.slot  # type: ignore[attr-defined]
         self._leases.pop(slot, None)
-        self.give_back(slot)
+        if self._fence is None:
+            self.give_back(slot)
+        elif not self._closed:
+            self._died.append(slot)
+
+    def _pass_fences(self) -> None:
+        """In the loader's own thread: free the slots that no device reads any more."""
+        while self._died and self._fence is not None:
+            self._fenced.append((self._died.popleft(), self._fence()))
+        for _ in range(len(self._fenced)):
+            slot, passed = self._fenced.popleft()
+            if passed():
+                self.give_back(slot)
+            else:
+                self._fenced.append((slot, passed))
 
     @property
     def lent(self) -> int:

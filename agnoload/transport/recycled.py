@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from agnoload.transport.arena import ALIGNMENT
+from agnoload.transport.arena import aligned_empty
 
 SMALL = 1 << 16
 """Below this the allocator's own lists are as good."""
@@ -49,7 +49,7 @@ class Recycled:
         try:
             memory = free.pop()
         except IndexError:
-            memory = _aligned(size)
+            memory = aligned_empty(size)
         loan = _Loan(memory)
         ref = _LoanRef(loan, self._returned)
         ref.memory = memory
@@ -63,9 +63,3 @@ class Recycled:
         free = self._free[memory.size]
         if len(free) < self._blocks:
             free.append(memory)
-
-
-def _aligned(size: int) -> npt.NDArray[np.uint8]:
-    memory = np.empty(size + ALIGNMENT, np.uint8)
-    start = -memory.__array_interface__["data"][0] % ALIGNMENT
-    return memory[start : start + size]

@@ -1,34 +1,73 @@
 """A batch to bytes in a slot and back; the only file that pickles batches.
 
-Pickle protocol 5 walks any nesting and hands out each contiguous array as a buffer. A buffer that already lies in the
-slot, because `collate` wrote it there, is known by its address and costs nothing; any other is copied in once. Behind
-the arrays lie the header (the pickle without them) and the spans (offset and length of each). Decoding reads the
-header and gives arrays that are views of the slot, writable, and hanging from its lease.
+Pickle walks any nesting. Each array is replaced by where it lies in the slot: one that `collate` wrote there costs
+nothing, any other is copied in once. Behind the arrays lies the header, which is the pickle without them. Decoding
+gives arrays that are views of the slot, writable, and hanging from its lease.
 """
 
 from __future__ import annotations
 
+import io
 import pickle
-import struct
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from agnoload.transport import byvalue
-from agnoload.transport.arena import Arena, Slot, aligned
+from agnoload.transport.arena import Arena, Slot, aligned_empty
+
+_WRITABLE = pickle.PickleBuffer(bytearray(1))
+_READ_ONLY = pickle.PickleBuffer(b"\0")
+"""They stand for the slot's memory in an array's reduced form, and the memory takes their place in decoding."""
 
 
 class Place(NamedTuple):
     """Where in a slot the parts of an encoded batch lie."""
 
     offset: int
-    """Of the header; the spans stand behind it, aligned."""
+    """Of the header; all arrays lie before it."""
     nbytes: int
     """Of the header."""
-    spans: int
+    arrays: int
     """How many arrays."""
     end: int
     """Of everything."""
+
+
+class _Arrays:
+    """Replaces arrays by their place in a slot; a mix-in for the two picklers."""
+
+    def __init__(self, stream: io.BytesIO, slot: Slot) -> None:
+        super().__init__(stream, 5, buffer_callback=_in_band)  # type: ignore[call-arg]
+        self._slot = slot
+        self.arrays = 0
+
+    def reducer_override(self, value: Any) -> Any:
+        if type(value) is not np.ndarray:
+            return NotImplemented
+        dtype = value.dtype
+        if dtype.hasobject or not value.nbytes:
+            return NotImplemented
+        self.arrays += 1
+        kind = dtype.char if dtype.isbuiltin == 1 else dtype
+        memory = _WRITABLE if value.flags.writeable else _READ_ONLY
+        return np.ndarray, (value.shape, kind, memory, *self._slot.place(value))
+
+
+class _Pickler(_Arrays, pickle.Pickler):
+    pass
+
+
+class _ByValue(_Arrays, byvalue.Pickler):
+    def reducer_override(self, value: Any) -> Any:
+        reduced = super().reducer_override(value)
+        return byvalue.Pickler.reducer_override(self, value) if reduced is NotImplemented else reduced
+
+
+def _in_band(buffer: pickle.PickleBuffer) -> bool:
+    """Memory of objects other than arrays travels within the header."""
+    return buffer is not _WRITABLE and buffer is not _READ_ONLY
 
 
 def encode(value: Any, slot: Slot) -> Place:
@@ -36,42 +75,34 @@ def encode(value: Any, slot: Slot) -> Place:
 
     What plain pickle refuses (a class of a notebook, a lambda) travels by value, which is slower.
     """
-    buffers: list[pickle.PickleBuffer] = []
+    used = slot.used
     try:
-        header = pickle.dumps(value, 5, buffer_callback=buffers.append)
+        header, arrays = _pickled(_Pickler, value, slot)
     except (pickle.PicklingError, AttributeError, TypeError):
-        buffers.clear()
-        header = byvalue.dumps(value, buffers.append)
-    spans: list[int] = []
-    for buffer in buffers:
-        with buffer.raw() as raw:
-            nbytes = raw.nbytes
-            if nbytes == 0:
-                spans += (0, 0)
-                continue
-            address = np.frombuffer(raw, np.uint8).__array_interface__["data"][0]
-            offset = slot.offset_of(address, nbytes)
-            spans += (slot.put(raw) if offset is None else offset, nbytes)
-    offset = slot.put(header)
-    if spans:
-        slot.put(struct.pack(f"{len(spans)}q", *spans))
-    return Place(offset, len(header), len(buffers), slot.used)
+        slot.used = used
+        header, arrays = _pickled(_ByValue, value, slot)
+    return Place(slot.put(header), len(header), arrays, slot.used)
 
 
-def decode(place: Place, slot: Slot, arena: Arena | None, copy: bool = False) -> Any:
+def _pickled(kind: type[_Pickler | _ByValue], value: Any, slot: Slot) -> tuple[memoryview, int]:
+    stream = io.BytesIO()
+    pickler = kind(stream, slot)
+    pickler.dump(value)
+    return stream.getbuffer(), pickler.arrays
+
+
+def decode(place: Place, slot: Slot, arena: Arena | None) -> Any:
     """The value that was laid into the slot, with a lease from `arena` at the bottom of its arrays.
 
-    With `copy` (or without an arena) the arrays get memory of their own, and nothing refers to the slot afterwards.
+    Without an arena the arrays get memory of their own, and nothing refers to the slot afterwards.
     """
     slot.reach(place.end)
-    view = slot.view
-    header = view[place.offset : place.offset + place.nbytes]
-    if not place.spans:
+    header = slot.view[place.offset : place.offset + place.nbytes]
+    if not place.arrays:
         return pickle.loads(header)
-    start = aligned(place.offset + place.nbytes)
-    spans = struct.unpack_from(f"{2 * place.spans}q", view, start)
-    pairs = zip(spans[::2], spans[1::2], strict=True)
-    if copy or arena is None:
-        return pickle.loads(header, buffers=[bytearray(view[offset : offset + n]) for offset, n in pairs])
-    memory = memoryview(arena.lend(slot, start).array())
-    return pickle.loads(header, buffers=[memory[offset : offset + n] for offset, n in pairs])
+    if arena is not None:
+        memory = arena.lend(slot, place.offset).array()
+    else:
+        memory = aligned_empty(place.offset)
+        memory[:] = slot.bytes[: place.offset]
+    return pickle.loads(header, buffers=repeat(memory))

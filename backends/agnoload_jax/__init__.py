@@ -87,7 +87,7 @@ class JaxBackend(Backend):
 
     def world(self) -> tuple[int, int] | None:
         jax = sys.modules.get("jax")
-        if jax is None or not getattr(jax.distributed, "is_initialized", bool)():
+        if jax is None or not jax.distributed.is_initialized():
             return None  # asking for the process index would take the devices, too early for distributed.initialize
         return jax.process_index(), jax.process_count()
 

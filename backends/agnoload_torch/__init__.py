@@ -96,7 +96,7 @@ class TorchBackend(Backend):
         return array
 
     def seed(self, number: int) -> None:
-        # Not torch.manual_seed: it queues a call for CUDA each time, which a worker that never uses CUDA piles up.
+        # Not torch.manual_seed, which seeds the GPUs too: rng_state does not save theirs, and a worker has none.
         self.require().default_generator.manual_seed(number)
 
     def rng_state(self) -> Any:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from agnoload import AgnoloadWarning, Backend, BackendUnavailable, OptionError, get_backend
-from agnoload.testing_backend import check_backend
+from agnoload.testing.backends import check_backend
 
 
 @pytest.mark.parametrize(

@@ -189,8 +189,8 @@ def test_a_backend_is_taken_up_when_its_framework_appears(monkeypatch: pytest.Mo
     load_framework(monkeypatch)
     (backend,) = loaded.backends()
     assert loaded.backends()[0] is backend
-    assert loaded.to_numpy(array).tolist() == [7]
-    assert loaded.to_numpy(array).tolist() == [7]
+    for _ in range(2):
+        assert np.asarray(loaded.to_numpy(array)).tolist() == [7]
     assert loaded.to_numpy("text") is None
 
 
@@ -203,7 +203,7 @@ def test_a_worker_is_given_the_table_and_does_not_look_again(monkeypatch: pytest
     plugins.install_table(table)
     load_framework(monkeypatch)
     assert [backend.name for backend in plugins.loaded_backends()] == ["framed"]
-    assert plugins.to_numpy(Framed.Array()).tolist() == [7]  # type: ignore[union-attr]
+    assert np.asarray(plugins.to_numpy(Framed.Array())).tolist() == [7]
     assert plugins.seed_from(Framed.Array()) == 63
     assert plugins.seed_from(object()) is None
     assert plugins.rank_and_world(Plain()) == (1, 4)

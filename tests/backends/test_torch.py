@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from agnoload import AgnoloadWarning, BackendUnavailable, CollateError, OptionError, get_backend, plugins
-from agnoload.testing_backend import _Slots
+from agnoload.testing.backends import _Slots
 
 torch = pytest.importorskip("torch")
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
@@ -86,7 +86,7 @@ def test_samples_with_tensors_become_arrays(backend: Any) -> None:
     assert (bfloat16.dtype.name, bfloat16.tolist()) == ("bfloat16", [1.5])
 
 
-class TensorOfSomebody(torch.Tensor):  # type: ignore[misc]
+class TensorOfSomebody(torch.Tensor):  # type: ignore[name-defined,misc]
     """What torchvision and MONAI return: a subclass from another module."""
 
 
@@ -170,11 +170,11 @@ def test_pinning_without_a_gpu_is_one_warning_and_right_data(backend: Any) -> No
 def test_the_generator_is_seeded_saved_and_put_back_without_touching_cuda() -> None:
     code = (
         "import torch, agnoload.plugins as p\n"
-        "(b,) = p.loaded_backends(); queued = len(torch.cuda._queued_calls)\n"
+        "(b,) = p.loaded_backends(); torch.cuda.manual_seed_all = torch.cuda.manual_seed = None\n"
         "before = b.rng_state(); b.seed(2**64 - 1); x = torch.rand(4); b.set_rng_state(before); y = torch.rand(4)\n"
         "b.seed(2**64 - 1); assert torch.equal(x, torch.rand(4)); assert not torch.equal(x, y)\n"
         "b.set_rng_state(before); assert torch.equal(y, torch.rand(4))\n"
-        "assert not torch.cuda.is_initialized() and len(torch.cuda._queued_calls) == queued\n"
+        "assert not torch.cuda.is_initialized()\n"
         "print('ok')"
     )
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
@@ -213,7 +213,7 @@ class PinnedByItself:
         return self
 
 
-class RecordedTensor(torch.Tensor):  # type: ignore[misc]
+class RecordedTensor(torch.Tensor):  # type: ignore[name-defined,misc]
     """A CPU tensor that says what is asked of it."""
 
     log: list[Any]

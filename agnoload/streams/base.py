@@ -1,0 +1,348 @@
+"""Streams: datasets that are iterated, and what can be made of them without caring who reads them."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+
+from agnoload import seeding
+from agnoload.datasets.base import name_of
+from agnoload.errors import OptionError
+from agnoload.seeding import Purpose, draw_seed, generator
+from agnoload.streams.cursor import (
+    Cursor,
+    CursorStream,
+    Opening,
+    RowsCursor,
+    ShardsCursor,
+    guarded,
+    is_indexed,
+    is_stream,
+    length_or_none,
+    num_shards_of,
+    open_stream,
+    shard_of,
+)
+
+if TYPE_CHECKING:
+    from agnoload.streams.ranks import RankStream
+    from agnoload.streams.shuffle import ShuffledStream
+
+T_co = TypeVar("T_co", covariant=True)
+R = TypeVar("R")
+
+Uneven = Literal["keep", "stop", "pad", "repeat"]
+
+
+class IterableDataset(Generic[T_co]):
+    """Subclass it, give `__iter__`, and load it: a dataset that can only be read from the start, in order.
+
+    With several workers each reads the whole stream and delivers its share of the batches, so order, sizes and number
+    are those of one worker; what is given to `map` at the end runs only for the samples that a worker delivers. A
+    stream that can be read in parts should offer `num_shards` and `shard(i)` (an iterable) instead of, or beside,
+    `__iter__`: each worker then reads its own. A stream with `state_dict` and `load_state_dict` is resumed where it
+    stood; one with `set_epoch` is told the epoch. A stream that asks `get_worker_info()` before its first sample splits
+    itself, and is left alone.
+
+    `map`, `filter`, `shuffle`, `split_by_rank` and `a + b` make new streams. `__len__`, where it can be given, is the
+    number of samples; a loader's `len` needs it.
+
+    >>> class Count(IterableDataset[int]):
+    ...     def __iter__(self): return iter(range(6))
+    >>> list(Count().filter(lambda n: n % 2).map(lambda n: n * 10) + Count().split_by_rank(1, 3))
+    [10, 30, 50, 1, 4]
+    """
+
+    lanes: int = 16
+    """Through how many lanes the shards are read at once, by all workers together. The batches depend on it: it belongs
+    to the data, not to the machine."""
+
+    def __iter__(self) -> Iterator[T_co]:
+        number = num_shards_of(self)
+        if number is None:
+            raise NotImplementedError(f"{type(self).__name__} must define __iter__, or num_shards and shard")
+        return ShardsCursor(self, range(number), Opening())
+
+    __iter__.by_shards = True  # type: ignore[attr-defined]
+
+    def __add__(self, other: Any) -> ChainDataset[Any]:
+        return ChainDataset([self, other])
+
+    def map(self, function: Callable[[T_co], R]) -> MappedStream[R]:
+        """This stream with each sample replaced by `function(sample)`."""
+        return MappedStream(self, function)
+
+    def filter(self, function: Callable[[T_co], Any]) -> FilteredStream[T_co]:
+        """Only the samples for which `function(sample)` is true."""
+        return FilteredStream(self, function)
+
+    def shuffle(self, buffer_size: int, *, seed: int | None = None) -> ShuffledStream[T_co]:
+        """This stream in another order each epoch: every sample is drawn from the next `buffer_size` ones.
+
+        `seed`: the loader's when None.
+        """
+        from agnoload.streams.shuffle import ShuffledStream  # it is made of this class
+
+        return ShuffledStream(self, buffer_size, seed=seed)
+
+    def split_by_rank(
+        self, rank: int | None = None, world_size: int | None = None, uneven: Uneven = "keep"
+    ) -> RankStream[T_co]:
+        """The share of this process among those that train together: see `RankStream`."""
+        from agnoload.streams.ranks import RankStream  # it is made of this class
+
+        return RankStream(self, rank, world_size, uneven)
+
+
+class DerivedStream(CursorStream, IterableDataset[T_co]):
+    """A stream that is made of one other and has its lanes, its shards and its length."""
+
+    def __init__(self, source: Any) -> None:
+        need_stream(source, type(self).__name__)
+        self.source = source
+
+    @property
+    def lanes(self) -> int:  # type: ignore[override]
+        return lanes_of(self.source)
+
+    @property
+    def num_shards(self) -> int:
+        return need_shards(self.source)
+
+    def shard(self, number: int) -> Iterable[T_co]:
+        raise NotImplementedError
+
+    def __len__(self) -> int:
+        return need_length(self.source)
+
+
+class MappedStream(DerivedStream[R]):
+    """`source` with each sample replaced by `function(sample)`.
+
+    At the end of a pipeline it is called only for samples that are delivered from here; `function` may draw from
+    `agnoload.sample_rng()`, and ask `get_worker_info()`.
+    """
+
+    def __init__(self, source: Any, function: Callable[[Any], R]) -> None:
+        super().__init__(source)
+        if not callable(function):
+            raise OptionError(f"map needs a function of one sample, got {function!r}")
+        self.function = function
+
+    def shard(self, number: int) -> Iterable[R]:
+        return MappedStream(as_stream(shard_of(self.source, number)), self.function)
+
+    def cursor(self, opening: Opening) -> Cursor:
+        return _MapCursor(open_stream(self.source, opening), self.function)
+
+    def __repr__(self) -> str:
+        return f"{self.source!r}.map({name_of(self.function)})"
+
+
+class _MapCursor(Cursor):
+    deferred = True
+
+    def __init__(self, source: Cursor, function: Callable[[Any], Any]) -> None:
+        self._source = source
+        self._function = function
+        self.take = source.take  # type: ignore[method-assign]
+        self.state = source.state  # type: ignore[method-assign]
+
+    def finish(self, draft: Any) -> Any:
+        return guarded(self._function, self._source.finish(draft))
+
+
+class FilteredStream(DerivedStream[T_co]):
+    """Only those samples of `source` for which `function(sample)` is true; every worker calls it for every sample."""
+
+    def __init__(self, source: Any, function: Callable[[Any], Any]) -> None:
+        super().__init__(source)
+        if not callable(function):
+            raise OptionError(f"filter needs a function of one sample, got {function!r}")
+        self.function = function
+
+    def shard(self, number: int) -> Iterable[T_co]:
+        return FilteredStream(as_stream(shard_of(self.source, number)), self.function)
+
+    def __len__(self) -> int:
+        raise TypeError("a filtered stream has no length: it is not known before the stream was read")
+
+    def cursor(self, opening: Opening) -> Cursor:
+        return _FilterCursor(open_stream(self.source, opening._replace(direct=False)), self.function)
+
+    def __repr__(self) -> str:
+        return f"{self.source!r}.filter({name_of(self.function)})"
+
+
+class _FilterCursor(Cursor):
+    def __init__(self, source: Cursor, function: Callable[[Any], Any]) -> None:
+        self._source = source
+        self._function = function
+        self.state = source.state  # type: ignore[method-assign]
+
+    def take(self) -> Any:
+        while True:
+            sample = self._source.finish(self._source.take())
+            if guarded(self._function, sample):
+                return sample
+
+
+class ChainDataset(CursorStream, IterableDataset[T_co]):
+    """Streams one after the other; `a + b` of two streams is the same.
+
+    If all of them offer shards so does the chain: those of the first stream first.
+
+    >>> list(ChainDataset([iter([1, 2]), iter([3])]))
+    [1, 2, 3]
+    """
+
+    def __init__(self, datasets: Iterable[Any]) -> None:
+        self.datasets = list(datasets)
+        if not self.datasets:
+            raise OptionError("ChainDataset needs at least one stream, got none")
+        for part in self.datasets:
+            need_stream(part, "ChainDataset")
+
+    @property
+    def lanes(self) -> int:  # type: ignore[override]
+        return max(map(lanes_of, self.datasets))
+
+    @property
+    def num_shards(self) -> int:
+        return sum(map(need_shards, self.datasets))
+
+    def shard(self, number: int) -> Iterable[T_co]:
+        ends = list(accumulate(map(need_shards, self.datasets)))
+        part = bisect_right(ends, number)
+        return shard_of(self.datasets[part], number - (ends[part - 1] if part else 0))
+
+    def __len__(self) -> int:
+        return sum(map(need_length, self.datasets))
+
+    def cursor(self, opening: Opening) -> Cursor:
+        return _ChainCursor(self.datasets, opening)
+
+    def __repr__(self) -> str:
+        return f"ChainDataset([{', '.join(map(repr, self.datasets))}])"
+
+
+class _ChainCursor(Cursor):
+    def __init__(self, parts: list[Any], opening: Opening) -> None:
+        self._parts = parts
+        self._opening = opening
+        state: tuple[int, Any] = opening.state or (0, None)
+        self._part, inner = state
+        self._fresh = inner is None
+        self._cursor = self._open(inner)
+
+    def _open(self, state: Any) -> Cursor:
+        cursor = open_stream(self._parts[self._part], self._opening.inner(state, self._part))
+        self.deferred = cursor.deferred
+        return cursor
+
+    def take(self) -> Any:
+        while True:
+            try:
+                draft = self._cursor.take()
+            except StopIteration:
+                if self._part + 1 == len(self._parts):
+                    raise
+                self._part += 1
+                self._fresh = True
+                self._cursor = self._open(None)
+            else:
+                self._fresh = False
+                return self._cursor, draft
+
+    def finish(self, draft: Any) -> Any:
+        cursor, inner = draft
+        return cursor.finish(inner)
+
+    def state(self) -> Any:
+        if self._fresh:
+            return self._part, None
+        inner = self._cursor.state()
+        return None if inner is None else (self._part, inner)
+
+
+class RowsStream(CursorStream, IterableDataset[T_co]):
+    """A map-style dataset as a stream; a sample is loaded only where it is delivered.
+
+    `shuffled`: each run through it goes in another order, the same for any workers.
+    """
+
+    def __init__(self, dataset: Any, shuffled: bool = False) -> None:
+        self.dataset = dataset
+        self.shuffled = shuffled
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def cursor(self, opening: Opening) -> Cursor:
+        order: Any = range(len(self.dataset))
+        if self.shuffled:
+            seed, epoch = seed_and_epoch(None)
+            order = generator(seed, epoch, Purpose.MIXTURE, opening.again, opening.node).permutation(len(order))
+        return RowsCursor(self.dataset, order, opening.state)
+
+    def __repr__(self) -> str:
+        return repr(self.dataset)
+
+
+class _Iterated(IterableDataset[T_co]):
+    """An iterable that is no stream by its looks: a dict that is a shard, say."""
+
+    def __init__(self, iterable: Iterable[T_co]) -> None:
+        self._iterable = iterable
+
+    def __iter__(self) -> Iterator[T_co]:
+        return iter(self._iterable)
+
+
+def as_stream(iterable: Any) -> Any:
+    """The same, as something that the streams here can be made of."""
+    if is_stream(iterable):
+        return iterable
+    return RowsStream(iterable) if is_indexed(iterable) else _Iterated(iterable)
+
+
+def seed_and_epoch(seed: int | None) -> tuple[int, int]:
+    """What keys the random numbers of a stream: its own seed or the loader's, and the loader's epoch."""
+    context = seeding.current()
+    if context is None:
+        return (draw_seed() if seed is None else seed), 0
+    return (context.seed if seed is None else seed), context.epoch
+
+
+def need_stream(stream: Any, who: str) -> None:
+    """Refuse what is indexed rather than iterated."""
+    if not is_stream(stream):
+        raise OptionError(
+            f"{who} needs a stream (an IterableDataset, or what can only be iterated), got {type(stream).__name__}"
+        )
+
+
+def need_shards(stream: Any) -> int:
+    """The number of shards; AttributeError, so that `hasattr` is false, if there are none."""
+    number = num_shards_of(stream)
+    if number is None:
+        raise AttributeError(f"{type(stream).__name__} offers no num_shards")
+    return number
+
+
+def need_length(stream: Any) -> int:
+    """`len(stream)`; TypeError, which is what `len` gives, if it has none."""
+    length = length_or_none(stream)
+    if length is None:
+        raise TypeError(f"the length is not known: {type(stream).__name__} has no __len__")
+    return length
+
+
+def lanes_of(stream: Any) -> int:
+    """Through how many lanes the shards of a stream are read."""
+    lanes = getattr(stream, "lanes", IterableDataset.lanes)
+    if isinstance(lanes, bool) or not isinstance(lanes, int) or lanes < 1:
+        raise OptionError(f"lanes of {type(stream).__name__} must be a positive int, got {lanes!r}")
+    return lanes

@@ -1,0 +1,279 @@
+"""Several sources mixed by weight."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from fractions import Fraction
+from typing import Any, Literal, TypeVar, get_args
+
+import numpy as np
+
+from agnoload.datasets.base import length_of
+from agnoload.errors import OptionError
+from agnoload.seeding import Purpose, generator
+from agnoload.streams.base import IterableDataset, RowsStream, seed_and_epoch
+from agnoload.streams.cursor import Cursor, CursorStream, Opening, is_stream, open_stream
+
+T_co = TypeVar("T_co", covariant=True)
+
+Stop = Literal["first", "last", "never"]
+Per = Literal["sample", "batch"]
+
+DRAWS = 512
+"""Numbers drawn at a time; part of the saved format: a mixture that goes on jumps to the block that it is in."""
+
+
+class Mixture(CursorStream, IterableDataset[T_co]):
+    """Samples of several streams or map-style datasets, mixed by weight: a stream.
+
+    `weights` are positive numbers, the shares that they have of their sum. `per="sample"`: the source of each sample is
+    drawn, from the loader's seed (or `seed`). `per="batch"`: each batch holds exactly its share of every source, by
+    largest remainder (of equal ones the first), and what was rounded is made up for in the batches that follow, so that
+    the shares are exact in the long run: 16 samples at 0.6, 0.3 and 0.1 are 10, 5 and 1, then 9, 5 and 2. The batch
+    size is the loader's, or `batch_size`.
+
+    `stop="first"`: the mixture ends when a source that is due has no more; no sample comes twice. `"last"`: sources
+    that end begin again until each has ended once; every sample comes at least once. `"never"`: it goes on for ever;
+    use `loader.steps(n)`.
+
+    `shuffle=True` goes through map-style datasets in another order each time; shuffle streams with `stream.shuffle`.
+    With `with_source=True` the samples are pairs `(sample, source)`, `source` being the number of their source. Samples
+    of map-style datasets are loaded only by the worker that delivers them.
+
+    >>> mixed = Mixture([["a"] * 9, ["b"] * 9, ["c"] * 9], [6, 3, 1], per="batch", batch_size=10)
+    >>> "".join(sorted(mixed)[:10])
+    'aaaaaaaaab'
+    >>> list(Mixture([[1, 2, 3], [-1]], [1, 1], stop="last", per="batch", batch_size=2))
+    [1, -1, 2, -1, 3, -1]
+    """
+
+    def __init__(
+        self,
+        streams_or_datasets: Iterable[Any],
+        weights: Iterable[float],
+        stop: Stop = "first",
+        per: Per = "sample",
+        *,
+        batch_size: int | None = None,
+        shuffle: bool = False,
+        with_source: bool = False,
+        seed: int | None = None,
+    ) -> None:
+        self.datasets = list(streams_or_datasets)
+        self.weights = [_weight(weight) for weight in weights]
+        if not self.datasets or len(self.datasets) != len(self.weights):
+            raise OptionError(
+                f"Mixture needs one weight for each source, and at least one; got {len(self.datasets)} sources and "
+                f"{len(self.weights)} weights"
+            )
+        if stop not in get_args(Stop):
+            raise OptionError(f"stop must be one of {', '.join(map(repr, get_args(Stop)))}, got {stop!r}")
+        if per not in get_args(Per):
+            raise OptionError(f"per must be one of {', '.join(map(repr, get_args(Per)))}, got {per!r}")
+        if batch_size is not None and (type(batch_size) is not int or batch_size < 1):
+            raise OptionError(f"batch_size of Mixture must be a positive int or None, got {batch_size!r}")
+        for source in self.datasets:
+            if not is_stream(source):
+                length_of(source, "Mixture")
+        self.stop: Stop = stop
+        self.per: Per = per
+        self.batch_size = batch_size
+        self.shuffled = shuffle
+        self.with_source = with_source
+        self.seed = seed
+
+    def cursor(self, opening: Opening) -> Cursor:
+        return _MixtureCursor(self, opening)
+
+    def __repr__(self) -> str:
+        return f"Mixture({self.datasets!r}, {self.weights}, stop={self.stop!r}, per={self.per!r})"
+
+
+def _weight(weight: Any) -> float:
+    try:
+        number = float(weight)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise OptionError(f"the weights of a Mixture must be positive, finite numbers, got {weight!r}")
+    return number
+
+
+class _MixtureCursor(Cursor):
+    def __init__(self, mixture: Mixture[Any], opening: Opening) -> None:
+        self._mixture = mixture
+        self._opening = opening
+        count = len(mixture.datasets)
+        state = opening.state or {}
+        self._again: list[int] = list(state.get("again", [opening.again] * count))
+        self._ended: list[bool] = list(state.get("ended", [False] * count))
+        states = state.get("sources", [None] * count)
+        self._fresh = [inner is None for inner in states]
+        self._sources = [self._open(number, inner) for number, inner in enumerate(states)]
+        self._choices = _choices(mixture, opening, *state.get("choices", (0, None)))
+        self.deferred = any(source.deferred for source in self._sources)
+
+    def _open(self, number: int, state: Any) -> Cursor:
+        source = self._mixture.datasets[number]
+        stream = source if is_stream(source) else RowsStream(source, self._mixture.shuffled)
+        return open_stream(stream, self._opening.inner(state, number)._replace(again=self._again[number]))
+
+    def take(self) -> Any:
+        while True:
+            number = self._choices.next()
+            try:
+                draft = self._sources[number].take()
+            except StopIteration:
+                if self._is_over(number):
+                    raise
+                draft = self._begin_again(number)
+                if draft is _NOTHING:
+                    continue
+            self._fresh[number] = False
+            return number, self._sources[number], draft
+
+    def _is_over(self, number: int) -> bool:
+        self._ended[number] = True
+        stop = self._mixture.stop
+        return stop == "first" or (stop == "last" and all(self._ended))
+
+    def _begin_again(self, number: int) -> Any:
+        self._again[number] += 1
+        self._fresh[number] = True
+        self._sources[number] = self._open(number, None)
+        try:
+            return self._sources[number].take()
+        except StopIteration:
+            if self._mixture.stop == "last":
+                return _NOTHING
+            raise OptionError(
+                "the sources of a Mixture with stop='never' must yield samples each time they begin, but source "
+                f"{number} yields none"
+            ) from None
+
+    def finish(self, draft: Any) -> Any:
+        number, source, inner = draft
+        sample = source.finish(inner)
+        return (sample, number) if self._mixture.with_source else sample
+
+    def state(self) -> Any:
+        states = [None if fresh else source.state() for fresh, source in zip(self._fresh, self._sources, strict=True)]
+        if any(state is None and not fresh for fresh, state in zip(self._fresh, states, strict=True)):
+            return None
+        return {
+            "choices": self._choices.state(),
+            "sources": states,
+            "again": list(self._again),
+            "ended": list(self._ended),
+        }
+
+
+_NOTHING = object()
+
+
+class _Choices:
+    """The source of each place, block by block; what comes next depends on the place and on what is owed."""
+
+    def __init__(self, place: int, owed: list[int] | None) -> None:
+        self._place = place
+        self._owed = owed
+        self._after: list[int] | None = owed
+        self._block: list[int] = []
+        self._size = 1
+
+    def draw(self, number: int, owed: list[int] | None) -> tuple[list[int], list[int] | None]:
+        """The sources of block `number`, and what is owed after it."""
+        raise NotImplementedError
+
+    def next(self) -> int:
+        slot = self._place % self._size
+        if not slot or not self._block:
+            if self._block:
+                self._owed = self._after
+            self._block, self._after = self.draw(self._place // self._size, self._owed)
+        self._place += 1
+        return self._block[slot]
+
+    def state(self) -> tuple[int, list[int] | None]:
+        done = self._block and not self._place % self._size
+        return self._place, self._after if done else self._owed
+
+
+class _Drawn(_Choices):
+    """Each place drawn by itself."""
+
+    def __init__(self, mixture: Mixture[Any], opening: Opening, place: int) -> None:
+        super().__init__(place, None)
+        self._size = DRAWS
+        self._seed, self._epoch = seed_and_epoch(mixture.seed)
+        self._opening = opening
+        self._bounds = np.cumsum(mixture.weights) / math.fsum(mixture.weights)
+
+    def draw(self, number: int, owed: list[int] | None) -> tuple[list[int], list[int] | None]:
+        position = self._opening.again << 32 | number
+        numbers = generator(self._seed, self._epoch, Purpose.MIXTURE, position, self._opening.node).random(DRAWS)
+        places = np.searchsorted(self._bounds, numbers, side="right")
+        return np.minimum(places, len(self._bounds) - 1).tolist(), None
+
+
+class _Exact(_Choices):
+    """Each batch with its exact shares; for several ranks, a block is one batch of each, sample by sample in turn."""
+
+    def __init__(self, mixture: Mixture[Any], opening: Opening, place: int, owed: list[int] | None) -> None:
+        size = mixture.batch_size or opening.size
+        if size is None:
+            raise OptionError("a Mixture with per='batch' needs batch_size where no loader says it")
+        self._weights = _whole(mixture.weights)
+        super().__init__(place, owed or [0] * len(self._weights))
+        self._batch, self._world = size, opening.world
+        self._size = size * opening.world
+
+    def draw(self, number: int, owed: list[int] | None) -> tuple[list[int], list[int] | None]:
+        batches = []
+        for _ in range(self._world):
+            counts, owed = exact_shares(self._weights, self._batch, owed or [0] * len(self._weights))
+            batches.append(_spread(counts))
+        return [source for turn in zip(*batches, strict=True) for source in turn], owed
+
+
+def _choices(mixture: Mixture[Any], opening: Opening, place: int, owed: list[int] | None) -> _Choices:
+    if mixture.per == "sample":
+        return _Drawn(mixture, opening, place)
+    return _Exact(mixture, opening, place, owed)
+
+
+def exact_shares(weights: list[int], size: int, owed: list[int]) -> tuple[list[int], list[int]]:
+    """How many of a batch's samples come from each source, by largest remainder, and what is owed to each after it.
+
+    What is owed is counted in samples times the sum of the weights, so that nothing is ever rounded away.
+
+    >>> exact_shares([6, 3, 1], 16, [0, 0, 0])
+    ([10, 5, 1], [-4, -2, 6])
+    >>> exact_shares([6, 3, 1], 16, [-4, -2, 6])
+    ([9, 5, 2], [2, -4, 2])
+    """
+    one = sum(weights)
+    due = [weight * size + before for weight, before in zip(weights, owed, strict=True)]
+    counts = [max(0, share // one) for share in due]
+    if sum(counts) > size:  # a source that had too much takes more back than its share: give out one by one
+        counts = [0] * len(due)
+    left = [share - count * one for share, count in zip(due, counts, strict=True)]
+    for _ in range(size - sum(counts)):
+        source = left.index(max(left))
+        counts[source] += 1
+        left[source] -= one
+    return counts, left
+
+
+def _spread(counts: list[int]) -> list[int]:
+    """Every source as often as counted, each spread evenly over the batch."""
+    places = [((turn + 0.5) / count, source) for source, count in enumerate(counts) for turn in range(count)]
+    return [source for _, source in sorted(places)]
+
+
+def _whole(weights: list[float]) -> list[int]:
+    """Weights as whole numbers in the same proportions: as they are written, so that 0.1 is a tenth."""
+    exact = [Fraction(repr(weight)) for weight in weights]
+    common = math.lcm(*(weight.denominator for weight in exact))
+    return [int(weight * common) for weight in exact]

@@ -1,0 +1,295 @@
+"""The loader's side of a stream: which batch to ask of whom, what is delivered, and where to go on.
+
+Batches are asked for in an order that is fixed: lane after lane, round after round, where a stream without shards has
+one lane and one that splits itself has a lane for each worker. A lane that has ended gives nothing more, so it changes
+nothing that others are still asked for, and neither does how far ahead the loader asks. What does not fill a batch at
+the end of a lane is kept, and merged in the order of the lanes once all have ended.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from agnoload.errors import AgnoloadError, StateError
+from agnoload.streams.read import Portion, layout_of
+
+Kind = Literal["stream", "lanes", "workers"]
+
+
+class StreamRequest(NamedTuple):
+    """One batch to ask for."""
+
+    batch: int
+    lane: int
+    owner: int
+    """The worker that must read it."""
+    size: int
+
+
+class Rest(NamedTuple):
+    """A batch of what was left over at the ends of the lanes, made of samples that have arrived."""
+
+    samples: list[Any]
+    first: int
+    stride: int
+    rank: int
+
+
+@dataclass(slots=True)
+class _Lane:
+    start: int = 0
+    """The samples delivered before this plan began: its batch number 0 begins there."""
+    count: int = 0
+    """The samples delivered; what comes next begins there."""
+    at: int = 0
+    """The number of samples that `state` stands behind."""
+    state: Any = None
+    asked: int = 0
+    """Batches asked for."""
+    ended: bool = False
+    left: list[Any] = field(default_factory=list)
+    left_at: int = 0
+    """The place of the first sample that is left."""
+
+
+@dataclass(slots=True)
+class _Entry:
+    """One request, from asking to delivery."""
+
+    request: StreamRequest
+    portion: Portion | None = None
+    settled: bool = False
+    """The plan has drawn its conclusions: this and all before it have arrived."""
+    delivered: bool = False
+    after: int | None = None
+    """The place in the lane behind this batch; None if the lane had ended."""
+
+    @property
+    def done(self) -> bool:
+        waits = self.portion is not None and bool(self.portion.samples)
+        return self.settled and (self.delivered or not waits)
+
+
+class StreamPlan:
+    """Plans one epoch of a stream: `next`, `arrived`, `delivered`, at the end `rest`, and `state` at any time.
+
+    `size` is the batch size (1 where samples are not batched). `state` is what another plan's `state()` gave, with any
+    number of workers. `self_sharded` and `rank` as for `StreamReader`.
+
+    A loader asks for what `next()` gives, as far ahead as it likes (None: nothing for now); calls `arrived(request,
+    portion)` for each answer, in any order; delivers each that has samples; and calls `delivered(request)` when the
+    user has it. When the plan is `over` it delivers what `rest()` gives and calls `delivered_rest` for each.
+    """
+
+    def __init__(
+        self,
+        stream: Any,
+        *,
+        size: int,
+        workers: int = 0,
+        drop_last: bool = False,
+        self_sharded: bool = False,
+        rank: int | None = None,
+        state: dict[str, Any] | None = None,
+    ) -> None:
+        self._layout = layout_of(stream, rank)
+        self._size = size
+        self._workers = max(1, workers)
+        self._drop_last = drop_last
+        self._kind: Kind = "lanes" if self._layout.lanes else "workers" if self_sharded and workers else "stream"
+        self._lanes = [_Lane() for _ in range(self._width())]
+        self._turn = 0
+        self._merged = 0
+        self._ahead: set[tuple[int, int]] = set()
+        self._entries: deque[_Entry] = deque()
+        self._waiting: dict[StreamRequest, _Entry] = {}
+        self._over = False
+        if state is not None:
+            self._restore(state)
+        self.start = self.state()
+        """Where this plan begins: what its readers are given."""
+
+    def _width(self) -> int:
+        return {"stream": 1, "lanes": self._layout.lanes, "workers": self._workers}[self._kind]
+
+    @property
+    def lanes(self) -> int:
+        """The number of lanes, 0 for a stream without shards; more workers than lanes have nothing to do."""
+        return self._layout.lanes
+
+    @property
+    def replays(self) -> bool:
+        """Whether the readers must go through samples again that were delivered before, from the start of the epoch.
+
+        A stream with shards reads at most the shards again that are open.
+        """
+        return not self.lanes and any(count > at for count, at, _ in self.start["lanes"])
+
+    @property
+    def over(self) -> bool:
+        """Whether all that was asked for has arrived, up to the end of the stream."""
+        return self._over
+
+    def next(self) -> StreamRequest | None:
+        """What to ask for next; None if nothing, now or ever."""
+        while not all(lane.ended for lane in self._lanes):
+            number, lane = self._turn, self._lanes[self._turn]
+            self._turn = (self._turn + 1) % len(self._lanes)
+            if lane.ended:
+                continue
+            request = self._request(number, lane.asked)
+            lane.asked += 1
+            entry = _Entry(request)
+            self._entries.append(entry)
+            place = self._place(request)
+            if (number, place) not in self._ahead:
+                self._waiting[request] = entry
+                return request
+            self._ahead.discard((number, place))
+            entry.delivered = True  # by the loader whose state this plan began with
+            entry.after = place + self._size
+            self._settle()
+        return None
+
+    def _request(self, lane: int, turn: int) -> StreamRequest:
+        if self._kind == "stream":
+            return StreamRequest(turn, 0, turn % self._workers, self._size)
+        if self._kind == "lanes":
+            return StreamRequest(turn, lane, lane % self._workers, self._size)
+        return StreamRequest(lane + turn * self._workers, 0, lane, self._size)
+
+    def _lane_of(self, request: StreamRequest) -> int:
+        return {"stream": 0, "lanes": request.lane, "workers": request.owner}[self._kind]
+
+    def _place(self, request: StreamRequest) -> int:
+        """The place in its lane where a batch begins."""
+        turn = request.batch // self._workers if self._kind == "workers" else request.batch
+        return self._lanes[self._lane_of(request)].start + turn * self._size
+
+    def arrived(self, request: StreamRequest, portion: Portion) -> None:
+        """Take note of an answer; instead of its samples, anything will do that is true where there are some."""
+        entry = self._waiting.pop(request)
+        entry.portion = portion._replace(samples=[True] if portion.samples else [])
+        if portion.self_sharded and self._kind == "stream":
+            self._divide()
+        elif portion.self_sharded != (self._kind == "workers"):
+            raise AgnoloadError(
+                "the stream splits itself in some workers and not in others: ask get_worker_info() in all of them, "
+                "before the first sample, or in none"
+            )
+        self._settle()
+
+    def _divide(self) -> None:
+        """The stream turns out to split itself: every worker has a lane of its own."""
+        if any(entry.settled for entry in self._entries) or self._lanes[0].count:
+            raise AgnoloadError("the stream splits itself over the workers, but has not done so from its start")
+        asked = self._lanes[0].asked
+        self._kind = "workers"
+        self._lanes = [_Lane(asked=len(range(worker, asked, self._workers))) for worker in range(self._workers)]
+        self._turn = asked % self._workers
+
+    def _settle(self) -> None:
+        for entry in self._entries:
+            if not entry.settled:
+                if entry.portion is None and not entry.delivered:
+                    break
+                if entry.portion is not None:
+                    self._conclude(entry, entry.portion)
+                entry.settled = True
+        self._over = all(lane.ended for lane in self._lanes)
+        while self._entries and self._entries[0].done:
+            self._pass(self._entries.popleft())
+
+    def _conclude(self, entry: _Entry, portion: Portion) -> None:
+        lane = self._lanes[self._lane_of(entry.request)]
+        place = self._place(entry.request)
+        if lane.ended:
+            return  # it was asked before that was known
+        if not portion.end:
+            entry.after = place + self._size
+            return
+        lane.ended = True
+        if portion.left is None:
+            entry.after = place + portion.places
+        else:
+            lane.left, lane.left_at = portion.left, place
+
+    def _pass(self, entry: _Entry) -> None:
+        """The batch and all before it are delivered."""
+        if entry.after is None:
+            return
+        lane = self._lanes[self._lane_of(entry.request)]
+        lane.count = entry.after
+        if entry.portion is not None and entry.portion.state is not None:
+            lane.at, lane.state = entry.after, entry.portion.state
+
+    def delivered(self, request: StreamRequest) -> None:
+        """The user has the batch of this request."""
+        for entry in self._entries:
+            if entry.request == request:
+                entry.delivered = True
+                break
+        self._settle()
+
+    def rest(self) -> list[Rest]:
+        """What was left over at the ends of the lanes, merged in their order and cut into batches; once `over`."""
+        width, merged = len(self._lanes), []
+        for number, lane in enumerate(self._lanes):
+            merged += [(sample, (lane.left_at + place) * width + number) for place, sample in enumerate(lane.left)]
+        batches = []
+        for start in range(self._merged, len(merged), self._size):
+            batch = merged[start : start + self._size]
+            if len(batch) == self._size or not self._drop_last:
+                samples = [sample for sample, _ in batch]
+                batches.append(Rest(samples, batch[0][1], width, self._layout.rank))
+        return batches
+
+    def delivered_rest(self, rest: Rest) -> None:
+        """The user has this one of what `rest` gave; in their order."""
+        self._merged += len(rest.samples)
+
+    def state(self) -> dict[str, Any]:
+        """What was delivered until now: JSON, as far as the stream's own state is."""
+        undone = next((entry for entry in self._entries if not entry.done), None)
+        delivered = [entry.request for entry in self._entries if entry.delivered]
+        ahead = self._ahead | {(self._lane_of(request), self._place(request)) for request in delivered}
+        return {
+            "kind": self._kind,
+            "lanes": [[lane.count, lane.at, lane.state] for lane in self._lanes],
+            "turn": self._turn if undone is None else self._lane_of(undone.request),
+            "merged": self._merged,
+            "ahead": sorted(map(list, ahead)),
+            "size": self._size,
+        }
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        try:
+            kind, size = state["kind"], state["size"]
+            lanes = [_Lane(int(count), int(count), int(at), inner) for count, at, inner in state["lanes"]]
+            turn, merged = int(state["turn"]), int(state["merged"])
+            ahead = {(int(lane), int(place)) for lane, place in state["ahead"]}
+        except (KeyError, TypeError, ValueError) as error:
+            raise StateError(f"this is not the state of a stream: {error!r} in {state!r}") from error
+        if not any(lane.count for lane in lanes) and not ahead and not merged:
+            return  # nothing was delivered: whoever saved it, all begins
+        if kind == "workers" and self._kind == "stream":
+            self._kind = "workers"  # it will turn out so
+        if kind != self._kind or len(lanes) != self._width():
+            raise StateError(
+                f"the state was saved of {_words(kind, len(lanes))}, but this loader reads "
+                f"{_words(self._kind, self._width())}: go on as it was"
+            )
+        if size != self._size and (merged or ahead):
+            raise StateError(
+                f"the state was saved between batches of {size} samples that cannot be cut anew, but the batch size is "
+                f"{self._size}: go on with {size}"
+            )
+        self._lanes, self._turn, self._merged, self._ahead = lanes, turn % len(lanes), merged, ahead
+
+
+def _words(kind: str, width: int) -> str:
+    if kind == "stream":
+        return "a stream that is read as a whole"
+    return f"a stream in {width} lanes" if kind == "lanes" else f"a stream that splits itself over {width} workers"

@@ -1,0 +1,247 @@
+"""A worker's side of a stream: it reads what it must, and makes samples of what it delivers.
+
+Who reads a batch changes nothing, because all that a stream may depend on is set by the place in the stream: before the
+first sample of every batch, delivered or only read past, `begin` moves the context of randomness there.
+
+A batch is read in two steps: first the drafts of all its samples are taken, then samples are made of them. The first
+step is the same for every worker that reads past; the second one, which only one worker takes, begins with random
+numbers of its own. So whatever functions given to `map` draw, the stream itself goes on as everywhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+from agnoload import seeding
+from agnoload.errors import AgnoloadError, StateError
+from agnoload.ranks import rank_and_world
+from agnoload.streams.base import lanes_of
+from agnoload.streams.cursor import Cursor, Opening, ShardsCursor, num_shards_of, open_stream
+from agnoload.streams.ranks import split_of
+from agnoload.worker_info import peek_worker_info
+
+FINISHING = 1 << 31
+"""Added to the rank in the keys of the second step."""
+
+
+class Begin(Protocol):
+    """Moves this thread's sample context to the start of a batch, and seeds the process-wide generators for it."""
+
+    def __call__(self, first: int, stride: int, rank: int) -> None: ...
+
+
+class Portion(NamedTuple):
+    """What a reader gives for one request."""
+
+    samples: list[Any]
+    """The batch, not collated yet: less than asked for at the end, or where samples were left out."""
+    end: bool
+    """The lane has no more, or the stream where there are no lanes."""
+    left: list[Any] | None
+    """At the end of a lane: the samples that do not fill a batch."""
+    places: int
+    """The number of places that were gone through: those of `samples` or `left`, and of what was left out."""
+    first: int
+    """The position of the first sample in the epoch's sequence, for the keys of what comes later, like collating."""
+    stride: int
+    rank: int
+    state: Any
+    """Where the lane stands behind this batch; None if the stream cannot say."""
+    self_sharded: bool
+    """The stream splits itself over the workers."""
+
+
+class Layout(NamedTuple):
+    """How the samples of a stream are numbered."""
+
+    lanes: int
+    """Into how many lanes its shards are laid; 0 for a stream without shards."""
+    first: int
+    """Without lanes: the position of the first sample, and the distance to the next one."""
+    stride: int
+    rank: int
+
+
+def layout_of(stream: Any, rank: int | None = None) -> Layout:
+    """The layout of a stream; `rank` is that of this process, where the stream is not split."""
+    split = split_of(stream)
+    number = num_shards_of(stream)
+    own = rank_and_world()[0] if rank is None else rank
+    if number is not None:
+        return Layout(max(1, min(lanes_of(stream), number)), 0, 1, own if split is None else split.rank)
+    if split is None or split.by_shards:
+        return Layout(0, 0, 1, own if split is None else split.rank)
+    return Layout(0, split.rank, split.world, 0)
+
+
+class _Track:
+    """One sequence of samples, read in order: a lane, or the whole stream."""
+
+    def __init__(self, cursor: Cursor, place: int, start: int) -> None:
+        self.cursor = cursor
+        self.place = place
+        """How many samples the cursor has gone past."""
+        self.start = start
+        """Where the first batch begins."""
+        self.begun: int | None = None
+        """The place where the batch begins that the context stands in."""
+        self.ended = False
+
+
+class StreamReader:
+    """Reads one stream for one worker through one epoch: `read(batch, lane, size)` gives a `Portion`.
+
+    `begin` is called before the first sample of each batch. `start` is what `StreamPlan.start` gave; without it reading
+    begins with the epoch. `self_sharded` says that the stream splits itself, as one does that asks `get_worker_info()`
+    before its first sample. `rank` is this process's among those that train together, looked up when None. If making a
+    sample fails, `failed(error, position)` says whether to leave it out. A reader can be asked for later batches only;
+    for an earlier one make another reader.
+    """
+
+    def __init__(
+        self,
+        stream: Any,
+        *,
+        worker: int = 0,
+        workers: int = 1,
+        begin: Begin,
+        start: dict[str, Any] | None = None,
+        self_sharded: bool = False,
+        drop_last: bool = False,
+        rank: int | None = None,
+        failed: Callable[[Exception, int], bool] | None = None,
+    ) -> None:
+        self._stream = stream
+        self._worker = worker
+        self._workers = max(1, workers)
+        self._begin = begin
+        self._start = start
+        self._layout = layout_of(stream, rank)
+        self._drop_last = drop_last
+        self._failed = failed
+        self._tracks: dict[int, _Track] = {}
+        self._info = peek_worker_info()
+        self._untouched = True  # nothing was read yet
+        self._self_sharded = not self._layout.lanes and (
+            self_sharded or (start is not None and start["kind"] == "workers")
+        )
+
+    def read(self, batch: int, lane: int = 0, size: int = 1) -> Portion:
+        """Batch number `batch` of the epoch or, with lanes, of `lane`.
+
+        For a stream that splits itself, batch number `batch // workers` of this worker.
+        """
+        track = self._tracks.get(lane)
+        if track is None:
+            track = self._tracks[lane] = self._open(lane, size)
+        drafts: list[Any] = []
+        if self._untouched:  # the first sample shows whether the stream splits itself
+            self._take(track, lane, size, drafts)
+            self._untouched = False
+        number = batch // self._workers if self._self_sharded else batch
+        wanted = track.start + number * size
+        stands = track.place - len(drafts)
+        if stands > wanted:
+            raise AgnoloadError(f"a stream cannot go back: it stands at sample {stands}, asked for was {wanted}")
+        if stands < wanted:
+            drafts = []
+        while track.place < wanted and not track.ended:
+            self._take(track, lane, size, [])
+        while len(drafts) < size and not track.ended:
+            self._take(track, lane, size, drafts)
+        return self._portion(track, lane, wanted, drafts)
+
+    def _open(self, lane: int, size: int) -> _Track:
+        part = self._worker if self._self_sharded else lane
+        count, at, state = (0, 0, None) if self._start is None else self._start["lanes"][part]
+        self._begin(*self._taking(lane, 0))  # the stream may ask for seed and epoch
+        opening = Opening(state, size=size, direct=True)
+        if self._layout.lanes:
+            shards = range(lane, num_shards_of(self._stream) or 0, self._layout.lanes)
+            cursor = ShardsCursor(self._stream, shards, opening)
+            return _Track(cursor, at - cursor.behind, count)
+        return _Track(open_stream(self._stream, opening), 0 if state is None else at, count)
+
+    def _take(self, track: _Track, lane: int, size: int, drafts: list[Any]) -> None:
+        start = max(0, track.start + (track.place - track.start) // size * size)
+        if track.begun != start:
+            self._begin(*self._taking(lane, start))
+            track.begun = start
+        context = seeding.current()
+        if context is not None:
+            context.item = (track.place - start) * (1 if self._layout.lanes else self._layout.stride)
+        if self._info is not None:
+            self._info.on_asked = lambda: self._asked(lane, start)
+        try:
+            drafts.append(track.cursor.take())
+        except StopIteration:
+            track.ended = True
+        else:
+            track.place += 1
+        finally:
+            if self._info is not None:
+                self._info.on_asked = None
+
+    def _asked(self, lane: int, start: int) -> None:
+        """The stream asks who reads it, while it is read."""
+        if self._self_sharded or self._layout.lanes or self._workers == 1:
+            return
+        if not self._untouched:
+            raise AgnoloadError(
+                f"{type(self._stream).__name__} asked get_worker_info() after its first sample: a stream that splits "
+                "itself over the workers must ask before, and one that does not must not ask while it is iterated; "
+                "functions given to map may"
+            )
+        if start or (self._start is not None and any(count for count, _, _ in self._start["lanes"])):
+            raise StateError(
+                "this stream splits itself over several workers, but the state was saved where it was not split: go on "
+                "with one worker or none"
+            )
+        self._self_sharded = True
+        self._begin(*self._taking(lane, start))
+
+    def _taking(self, lane: int, place: int) -> tuple[int, int, int]:
+        """The key of a batch while its drafts are taken: all ranks that split a stream take the same ones."""
+        layout = self._layout
+        if layout.lanes or self._self_sharded:
+            return self._own(lane, place)
+        return place * layout.stride, 1, layout.rank
+
+    def _own(self, lane: int, place: int) -> tuple[int, int, int]:
+        """First position, stride and rank of the batch that begins at a place."""
+        layout = self._layout
+        if layout.lanes:
+            return place * layout.lanes + lane, layout.lanes, layout.rank
+        if self._self_sharded:
+            return place * self._workers + self._worker, self._workers, layout.rank
+        return layout.first + place * layout.stride, layout.stride, layout.rank
+
+    def _portion(self, track: _Track, lane: int, place: int, drafts: list[Any]) -> Portion:
+        merged = self._layout.lanes or self._self_sharded
+        key = self._own(lane, place)
+        if track.ended and self._drop_last and not merged:
+            drafts = []
+        samples = self._finish(track.cursor, drafts, *key)
+        left = None
+        if track.ended and merged:
+            samples, left = [], samples
+        state = None if track.ended else track.cursor.state()
+        return Portion(samples, track.ended, left, len(drafts), *key, state, self._self_sharded)
+
+    def _finish(self, cursor: Cursor, drafts: list[Any], first: int, stride: int, rank: int) -> list[Any]:
+        if not drafts:
+            return []
+        if cursor.deferred or self._layout.stride > 1:
+            self._begin(first, stride, rank | FINISHING)
+        context = seeding.current()
+        samples = []
+        for item, draft in enumerate(drafts):
+            if context is not None:
+                context.item = item
+            try:
+                samples.append(cursor.finish(draft))
+            except Exception as error:
+                if self._failed is None or not self._failed(error, first + item * stride):
+                    raise
+        return samples

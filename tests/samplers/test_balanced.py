@@ -1,0 +1,428 @@
+"""Class balance: the composition of every batch, covers within classes, and no sample read."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agnoload.errors import OptionError
+from agnoload.samplers import (
+    BalancedBatchSampler,
+    BucketBatchSampler,
+    ClassUniformBatchSampler,
+    CyclicClassBatchSampler,
+    WeightedRandomSampler,
+    imbalance_weights,
+)
+from agnoload.samplers.balanced import class_counts, class_shares
+from agnoload.samplers.classes import Groups
+from agnoload.samplers.rounds import Rounds
+from agnoload.seeding import Purpose, Rewinder
+
+
+def of_sizes(*sizes):
+    return np.random.default_rng(0).permutation(np.repeat(np.arange(len(sizes)), sizes))
+
+
+def compositions(sampler, labels):
+    return [np.bincount(labels[batch], minlength=labels.max() + 1).tolist() for batch in sampler]
+
+
+def assert_taken_in_rounds(stream, n):
+    """Nothing twice before everything came once, nothing twice in a row."""
+    for start in range(0, len(stream), n):
+        assert len(set(stream[start : start + n])) == min(n, len(stream) - start)
+    assert n == 1 or all(a != b for a, b in pairwise(stream))
+
+
+# --- counts
+
+
+@pytest.mark.parametrize(
+    ("sizes", "batch_size", "alpha", "expected"),
+    [
+        ((60, 30, 10), 10, 0.5, [5, 3, 2]),
+        ((60, 30, 10), 10, 0.0, [6, 3, 1]),
+        ((60, 30, 10), 10, 1.0, [4, 3, 3]),
+        ((60, 30, 10), 8, 1.0, [3, 3, 2]),
+        ((90, 10), 8, 1.0, [4, 4]),
+        ((90, 10), 8, 0.5, [6, 2]),
+        ((90, 10), 8, 0.0, [7, 1]),
+        ((990, 10), 8, 0.0, [7, 1]),
+    ],
+)
+def test_c25_every_batch_has_the_counts_of_the_largest_remainder(sizes, batch_size, alpha, expected):
+    labels = of_sizes(*sizes)
+    sampler = BalancedBatchSampler(labels, batch_size, alpha=alpha)
+    found = compositions(sampler, labels)
+    assert found == [expected] * -(-len(labels) // batch_size)
+    assert len(sampler) == len(found)
+
+
+@given(
+    st.lists(st.integers(1, 1000), min_size=1, max_size=12),
+    st.integers(1, 100),
+    st.floats(0, 1),
+    st.integers(0, 4),
+)
+def test_counts_fill_the_batch_and_keep_the_minimum(sizes, batch_size, alpha, least):
+    shares = class_shares(np.array(sizes), alpha)
+    counts = class_counts(shares, batch_size, least)
+    assert counts.sum() == batch_size
+    assert counts.min() >= min(least, batch_size // len(sizes))
+    plain = class_counts(shares, batch_size)
+    assert (np.abs(plain - shares * batch_size) < 1 + 1e-6).all()
+    if plain.min() >= least:
+        assert (counts == plain).all()
+
+
+def test_a_minimum_that_does_not_fit_is_lowered_to_what_does():
+    assert class_counts(np.array([0.98, 0.01, 0.01]), 8, min_per_class=4).tolist() == [4, 2, 2]
+
+
+def test_min_per_class_0_leaves_rare_classes_out():
+    labels = of_sizes(990, 10)
+    assert compositions(BalancedBatchSampler(labels, 8, alpha=0.0, min_per_class=0), labels)[0] == [8, 0]
+
+
+# --- more classes than places
+
+
+def test_c25_ten_equal_classes_take_turns_in_batches_of_six():
+    labels = of_sizes(*[30] * 10)
+    for epoch_seed in range(5):
+        found = np.array(compositions(BalancedBatchSampler(labels, 6, seed=epoch_seed), labels))
+        assert (found.sum(1) == 6).all()
+        assert found.max() == 1
+        totals = found[:10].sum(0)
+        assert totals.max() - totals.min() <= 1
+        running = found.cumsum(0)
+        assert (running.max(1) - running.min(1) <= 1).all()
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.3, 0.8, 1.0])
+def test_more_classes_than_places_follow_their_shares_over_time(alpha):
+    sizes = np.random.default_rng(0).integers(1, 200, 40)
+    labels = of_sizes(*sizes)
+    sampler = BalancedBatchSampler(labels, 16, alpha=alpha, num_batches=500, seed=1)
+    found = np.array(compositions(sampler, labels))
+    assert (found.sum(1) == 16).all()
+    wanted = np.outer(np.arange(1, 501), sampler.shares * 16)
+    assert np.abs(found.cumsum(0) - wanted).max() < 2
+
+
+def test_the_groups_of_rotating_classes_change_with_the_epoch():
+    labels = of_sizes(*[6] * 10)
+    sampler = BalancedBatchSampler(labels, 5, num_batches=1, seed=0)
+    assert len({tuple(compositions(sampler, labels)[0]) for _ in range(5)}) > 1
+
+
+# --- within a class
+
+
+@pytest.mark.parametrize("batch_size", [8, 3])
+def test_within_a_class_no_sample_comes_twice_before_all_came(batch_size):
+    labels = of_sizes(20, 2, 9, 15, 1)
+    sampler = BalancedBatchSampler(labels, batch_size, alpha=1.0, num_batches=60, seed=3)
+    order = sampler.batches(3, 0)
+    drawn = {k: [] for k in range(5)}
+    for number in range(len(order)):
+        batch = order.batch(number)
+        for k in range(5):
+            drawn[k].append(batch[labels[batch] == k].tolist())
+    for k, n in enumerate((20, 2, 9, 15, 1)):
+        counts = np.zeros(len(labels), int)
+        for part in drawn[k]:
+            np.add.at(counts, part, 1)
+            mine = counts[labels == k]
+            assert mine.max() - mine.min() <= 1
+            assert len(part) > n or len(set(part)) == len(part)
+
+
+def test_a_batch_is_shuffled_so_that_its_halves_are_balanced_too():
+    labels = of_sizes(50, 50)
+    halves = [np.mean(labels[batch[:16]]) for batch in BalancedBatchSampler(labels, 32, num_batches=50, seed=0)]
+    assert 0.4 < np.mean(halves) < 0.6
+
+
+def test_the_callers_labels_are_neither_changed_nor_watched():
+    labels = of_sizes(5, 5)
+    before = labels.copy()
+    sampler = BalancedBatchSampler(labels, 4, seed=0)
+    batches = list(sampler)
+    assert (labels == before).all()
+    labels[:] = 7
+    sampler.set_epoch(0)
+    assert list(sampler) == batches
+
+
+# --- kind="random"
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.5, 1.0])
+def test_random_batches_draw_classes_by_their_shares(alpha):
+    labels = of_sizes(60, 30, 10)
+    sampler = BalancedBatchSampler(labels, 10, alpha=alpha, kind="random", num_batches=1000, seed=0)
+    found = np.array(compositions(sampler, labels))
+    expected = sampler.shares * 10_000
+    assert ((found.sum(0) - expected) ** 2 / expected).sum() < 13.8  # 2 degrees of freedom: 1 in 1,000
+    assert found.std(0).min() > 0.5  # each drawn by itself
+    counts = np.bincount(np.concatenate(list(sampler)), minlength=100)
+    each = (sampler.shares / [60, 30, 10])[labels] * 10_000
+    assert ((counts - each) ** 2 / each).sum() < 149  # 99 degrees of freedom: 1 in 1,000
+
+
+# --- P x K
+
+
+def test_c25_eight_of_ten_classes_by_four():
+    labels = of_sizes(*[100] * 9, 2)
+    sampler = ClassUniformBatchSampler(labels, 8, 4, num_batches=200, seed=0)
+    visits = np.zeros(10, int)
+    seen = {k: [] for k in range(10)}
+    for batch in sampler:
+        counts = np.bincount(labels[batch], minlength=10)
+        assert sorted(counts) == [0, 0, 4, 4, 4, 4, 4, 4, 4, 4]
+        visits += counts > 0
+        assert visits.max() - visits.min() <= 1
+        for k in np.flatnonzero(counts):
+            mine = np.array(batch)[labels[batch] == k].tolist()
+            assert len(set(mine)) == (2 if k == 9 else 4)
+            seen[k] += mine
+    for k in range(10):
+        assert_taken_in_rounds(seen[k], 2 if k == 9 else 100)
+    assert len(sampler) == 200
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_p_by_k_over_classes_of_all_sizes(seed):
+    labels = of_sizes(10, 2, 7, 4)
+    order = ClassUniformBatchSampler(labels, 2, 3, num_batches=150).batches(seed, 0)
+    seen = {k: [] for k in range(4)}
+    visits = np.zeros(4, int)
+    for number in range(150):
+        batch = order.batch(number)
+        counts = np.bincount(labels[batch], minlength=4)
+        assert sorted(counts) == [0, 0, 3, 3]
+        assert len(set(labels[batch[:3]])) == len(set(labels[batch[3:]])) == 1
+        visits += counts > 0
+        for k in np.flatnonzero(counts):
+            mine = batch[labels[batch] == k].tolist()
+            assert k == 1 or len(set(mine)) == 3
+            seen[k] += mine
+    assert visits.max() - visits.min() <= 1
+    for k, n in enumerate((10, 2, 7, 4)):
+        assert_taken_in_rounds(seen[k], n)
+
+
+def test_an_epoch_of_p_by_k_holds_as_many_as_there_are_items():
+    sampler = ClassUniformBatchSampler(of_sizes(10, 2, 7, 4), 2, 3)
+    assert len(sampler) == len(list(sampler)) == 4
+
+
+def test_c25_more_classes_a_batch_than_there_are_is_refused():
+    with pytest.raises(OptionError, match=r"got 12 and 10 classes"):
+        ClassUniformBatchSampler(of_sizes(*[3] * 10), 12, 4)
+
+
+@pytest.mark.parametrize(("classes", "samples"), [(0, 1), (1, 0), (-1, 2), (2, 1.5)])
+def test_illegal_sizes_are_refused_with_numbers(classes, samples):
+    bad = next(x for x in (classes, samples) if not isinstance(x, int) or x < 1)
+    with pytest.raises(OptionError, match=f"must be a positive int, got {bad}"):
+        ClassUniformBatchSampler(of_sizes(3, 3), classes, samples)
+
+
+# --- cyclic
+
+
+def test_groups_of_classes_take_turns_and_then_are_grouped_afresh():
+    labels = of_sizes(*[20] * 6)
+    for epoch in range(2):
+        sampler = CyclicClassBatchSampler(labels, 3, 15, num_batches=40, seed=0)
+        sampler.set_epoch(epoch)
+        found = compositions(sampler, labels)
+        assert found[:2] == [[5, 5, 5, 0, 0, 0], [0, 0, 0, 5, 5, 5]]
+        assert all(sorted(counts) == [0, 0, 0, 5, 5, 5] for counts in found)
+        for turn in range(0, 40, 2):
+            assert np.add(found[turn], found[turn + 1]).tolist() == [5] * 6
+        assert len({tuple(found[turn]) for turn in range(2, 40, 2)}) > 5
+
+
+def test_a_turn_that_does_not_come_out_even_is_completed_from_the_next():
+    labels = of_sizes(*[20] * 7)
+    found = np.array(compositions(CyclicClassBatchSampler(labels, 3, 6, num_batches=70, seed=0), labels))
+    assert (np.sort(found, 1) == [0, 0, 0, 0, 2, 2, 2]).all()
+    visits = (found > 0).cumsum(0)
+    assert (visits.max(1) - visits.min(1) <= 1).all()
+    assert len(CyclicClassBatchSampler(labels, 3, 6)) == 24
+
+
+def test_a_batch_that_its_classes_do_not_divide_is_refused():
+    with pytest.raises(OptionError, match=r"multiple of classes_per_batch, got 16 and 3: take 15 or 18"):
+        CyclicClassBatchSampler(of_sizes(*[3] * 6), 3, 16)
+    with pytest.raises(OptionError, match=r"got 7 and 6 classes"):
+        CyclicClassBatchSampler(of_sizes(*[3] * 6), 7, 14)
+
+
+# --- rounds
+
+
+@settings(max_examples=150)
+@given(st.integers(1, 40), st.integers(1, 20), st.integers(0, 2**32), st.data())
+def test_rounds_are_permutations_that_meet_without_repeats_and_any_place_is_there_at_once(n, per, seed, data):
+    def fresh():
+        return Rounds(n, per, seed, 0, Purpose.WITHIN_CLASS, 0, Rewinder())
+
+    whole = fresh().take(0, 4 * n * per)
+    assert_taken_in_rounds(whole[: 40 * n].tolist(), n)
+    for group in whole.reshape(-1, per):
+        counts = np.bincount(group, minlength=n)
+        assert counts.max() - counts.min() <= 1
+    rounds = fresh()
+    for _ in range(5):
+        start = data.draw(st.integers(0, len(whole) - 1))
+        stop = min(len(whole), start + data.draw(st.integers(1, 2 * n)))
+        assert (rounds.take(start, stop) == whole[start:stop]).all()
+
+
+@pytest.mark.parametrize("per", [1, 7, 64])
+def test_long_rounds_hold_no_array_and_keep_the_same_promises(per, monkeypatch):
+    monkeypatch.setattr("agnoload.samplers.rounds.ARRAY_BELOW", 1)
+    n = 20_011
+    rounds = Rounds(n, per, 5, 0, Purpose.WITHIN_CLASS, 0, Rewinder())
+    whole = rounds.take(0, 4 * n)
+    assert not rounds.as_array
+    assert_taken_in_rounds(whole.tolist(), n)
+    groups = whole[: len(whole) // per * per].reshape(-1, per)
+    assert (np.diff(np.sort(groups, 1), axis=1) > 0).all()
+    pieces = [rounds.take(start, min(start + per, len(whole))) for start in range(0, len(whole), per)]
+    assert (np.concatenate(pieces) == whole).all()
+
+
+# --- labels
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        ["b", "a", "b", "c"],
+        np.array([5, -2, 5, 9]),
+        np.array([5, -2, 5, 9], np.int8),
+        np.array([0.5, 0.25, 0.5, 0.75]),
+        np.array(["b", "a", "b", "c"], object),
+        np.array([2**62, 0, 2**62, 2**63 - 1]),
+        np.array([2**63, 0, 2**63, 2**64 - 1], np.uint64),
+    ],
+)
+def test_labels_of_any_kind_group_alike(labels):
+    groups = Groups("labels", labels)
+    assert groups.counts.tolist() == [1, 2, 1]
+    assert groups.members.tolist() == [1, 0, 2, 3]
+    assert sorted(set(np.asarray(labels).tolist())) == groups.names.tolist()
+
+
+def test_labels_as_tensors_columns_and_booleans():
+    torch = pytest.importorskip("torch")
+    assert Groups("labels", torch.tensor([1, 0, 1])).members.tolist() == [1, 0, 2]
+    assert Groups("labels", [True, False, True]).members.tolist() == [1, 0, 2]
+
+    class Column:
+        def __array__(self, dtype=None, copy=None):
+            return np.array(["x", "y", "x"], object)
+
+    assert Groups("labels", Column()).members.tolist() == [0, 2, 1]
+
+
+@given(st.lists(st.integers(-5, 5), min_size=1, max_size=60))
+def test_groups_cover_all_items_once(labels):
+    groups = Groups("labels", labels)
+    assert sorted(groups.members.tolist()) == list(range(len(labels)))
+    for k, name in enumerate(groups.names):
+        members = groups.members[groups.offsets[k] : groups.offsets[k + 1]].tolist()
+        assert members == [i for i, label in enumerate(labels) if label == name]
+
+
+def test_more_classes_than_sixteen_bits_hold_group_alike():
+    labels = np.random.default_rng(0).integers(0, 70_000, 200_000)
+    labels[:70_000] = np.arange(70_000)
+    groups = Groups("labels", labels)
+    assert (groups.members == np.argsort(labels, kind="stable")).all()
+
+
+@pytest.mark.parametrize(
+    ("labels", "words"), [([], "must not be empty"), ([0.0, float("nan")], "NaN, got one at index 1"), ([[1]], "shape")]
+)
+def test_labels_that_are_none_are_refused(labels, words):
+    with pytest.raises(OptionError, match=words):
+        BalancedBatchSampler(labels, 2)
+
+
+def test_c21_five_million_labels_are_enough_and_no_sample_is_read():
+    labels = np.random.default_rng(0).integers(0, 1000, 5_000_000)
+    samplers = [
+        BalancedBatchSampler(labels, 256),
+        BalancedBatchSampler(labels, 2048),
+        BalancedBatchSampler(labels, 256, kind="random"),
+        ClassUniformBatchSampler(labels, 8, 4),
+        CyclicClassBatchSampler(labels, 4, 64),
+        BucketBatchSampler(labels, max_tokens=4096),
+        WeightedRandomSampler(imbalance_weights(labels), 1000),
+    ]
+    for sampler in samplers:
+        assert sampler.data_length == 5_000_000
+        batch = next(iter(sampler))
+        assert np.max(batch) < 5_000_000
+
+
+def test_c21_the_number_of_labels_is_there_to_be_compared_with_the_dataset():
+    for sampler in (
+        BalancedBatchSampler([0, 1] * 4 + [0], 3),
+        ClassUniformBatchSampler([0, 1] * 4 + [0], 2, 2),
+        CyclicClassBatchSampler([0, 1] * 4 + [0], 2, 4),
+        BucketBatchSampler([1, 2] * 4 + [1], 3),
+    ):
+        assert sampler.data_length == 9
+
+
+# --- weights
+
+
+def test_c21_the_weights_of_each_class_have_equal_sums():
+    weights = imbalance_weights([0, 0, 0, 1])
+    assert weights.dtype == np.float64
+    assert weights[:3].sum() == weights[3]
+    assert weights.mean() == pytest.approx(1)
+
+
+def test_weights_follow_alpha():
+    labels = of_sizes(60, 30, 10)
+    assert imbalance_weights(labels, 0.0).tolist() == pytest.approx([1.0] * 100)
+    for alpha in (0.3, 1.0):
+        sums = np.bincount(labels, imbalance_weights(labels, alpha)) / 100
+        assert sums == pytest.approx(class_shares(np.array([60, 30, 10]), alpha))
+
+
+@pytest.mark.parametrize("alpha", [-0.1, 1.1, float("nan"), "1", True])
+def test_alpha_must_lie_between_0_and_1(alpha):
+    with pytest.raises(OptionError, match="alpha must be a number from 0 to 1, got"):
+        imbalance_weights([0, 1], alpha)
+    with pytest.raises(OptionError, match="alpha must be a number from 0 to 1, got"):
+        BalancedBatchSampler([0, 1], 2, alpha)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"kind": "other"}, "kind must be 'fixed' or 'random', got 'other'"),
+        ({"min_per_class": -1}, "min_per_class must be an int of at least 0, got -1"),
+        ({"num_batches": 0}, "num_batches must be a positive int, got 0"),
+        ({"batch_size": 0}, "batch_size must be a positive int, got 0"),
+    ],
+)
+def test_options_that_cannot_work_are_refused(options, words):
+    with pytest.raises(OptionError, match=words):
+        BalancedBatchSampler([0, 1], **{"batch_size": 2, **options})

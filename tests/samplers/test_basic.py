@@ -1,0 +1,395 @@
+"""The samplers that know only how many samples there are, batches of them, and what holds for every sampler."""
+
+from __future__ import annotations
+
+import pickle
+import random
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from agnoload.errors import OptionError, StateError
+from agnoload.samplers import (
+    BatchedOrder,
+    BatchSampler,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    effective_seed,
+    is_sampler,
+    is_transparent,
+)
+from agnoload.samplers.basic import DRAWS
+from agnoload.samplers.order import ArrayOrder, RangeOrder
+from agnoload.testing import check_sampler
+
+
+class Backwards(Sampler[int]):
+    """A user's sampler."""
+
+    def __init__(self, n):
+        self.n = n
+        self.epochs = []
+
+    def __iter__(self):
+        return iter(range(self.n - 1, -1, -1))
+
+    def __len__(self):
+        return self.n
+
+    def set_epoch(self, epoch):
+        self.epochs.append(epoch)
+
+
+class Doubled(RandomSampler):
+    """A user's subclass of ours that overrides `__iter__`."""
+
+    def __iter__(self):
+        return (2 * index for index in super().__iter__())
+
+
+def test_every_sampler_passes_its_check(make_sampler):
+    check_sampler(make_sampler)
+
+
+def test_every_sampler_orders_another_epoch_differently_if_it_is_random(make_sampler):
+    sampler = make_sampler()
+    one, two = list(sampler), list(sampler)
+    fixed = len(one) < 2 or "shuffle=False" in repr(sampler) or isinstance(sampler, SequentialSampler)
+    fixed = fixed or getattr(sampler, "shuffle", True) is False
+    assert (one == two) == fixed
+
+
+def test_every_sampler_gives_int64_arrays_and_yields_ints(make_sampler):
+    sampler = make_sampler()
+    if sampler.yields_batches:
+        assert sampler.batches(0, 0).batch(0).dtype == np.int64
+        assert type(next(iter(sampler))[0]) is int
+    else:
+        order = sampler.order(0, 0)
+        assert order.take(0, len(order)).dtype == np.int64
+        assert all(type(index) is int for index in sampler)
+
+
+def test_every_sampler_stays_as_it_is_when_it_is_pickled_in_mid_epoch(make_sampler):
+    sampler = make_sampler()
+    list(sampler)
+    next(iter(sampler), None)
+    copy = pickle.loads(pickle.dumps(sampler))
+    assert copy.epoch == 2
+    assert list(copy) == list(sampler)
+    assert repr(copy) == repr(sampler)
+    assert copy.identity() == sampler.identity()
+
+
+def test_every_sampler_has_a_repr_with_its_name(make_sampler):
+    sampler = make_sampler()
+    assert repr(sampler).startswith(f"{type(sampler).__name__}(")
+    assert " at 0x" not in repr(sampler)
+
+
+def test_two_seeds_two_orders(make_sampler):
+    sampler = make_sampler()
+    if sampler.yields_batches:
+        one, two = ([b.tolist() for b in map(o.batch, range(len(o)))] for o in (sampler.batches(s, 0) for s in (1, 2)))
+    else:
+        one, two = (o.take(0, len(o)).tolist() for o in (sampler.order(s, 0) for s in (1, 2)))
+    fixed = len(one) < 2 or isinstance(sampler, SequentialSampler) or getattr(sampler, "shuffle", True) is False
+    assert (one == two) == fixed
+
+
+def test_sequential_is_in_order():
+    assert list(SequentialSampler("abcd")) == [0, 1, 2, 3]
+
+
+def test_samplers_follow_a_dataset_that_grows():
+    data = [1, 2]
+    samplers = SequentialSampler(data), RandomSampler(data, seed=0)
+    data.append(3)
+    for sampler in samplers:
+        assert len(sampler) == 3
+        assert sorted(sampler) == [0, 1, 2]
+
+
+def test_more_samples_than_items_are_whole_shuffles_one_after_the_other():
+    order = list(RandomSampler(range(10), num_samples=25, seed=0))
+    assert sorted(order[:10]) == sorted(order[10:20]) == list(range(10))
+    assert order[:10] != order[10:20]
+    assert len(set(order[20:])) == 5
+
+
+def test_replacement_draws_evenly_and_any_chunk_at_once():
+    order = RandomSampler(range(10), replacement=True, num_samples=5 * DRAWS, seed=0).order(0, 0)
+    whole = order.take(0, len(order))
+    counts = np.bincount(whole, minlength=10)
+    assert ((counts - counts.mean()) ** 2 / counts.mean()).sum() < 30
+    assert (order.take(DRAWS - 2, 4 * DRAWS, 7) == whole[DRAWS - 2 : 4 * DRAWS : 7]).all()
+
+
+@pytest.mark.parametrize("number", [0, -1, 2.5, True])
+def test_a_number_of_samples_that_is_no_positive_int_is_refused(number):
+    with pytest.raises(OptionError, match=r"num_samples must be a positive int, got"):
+        RandomSampler(range(3), num_samples=number)
+
+
+def test_drawing_from_nothing_is_refused():
+    assert list(RandomSampler([])) == []
+    with pytest.raises(OptionError, match="empty data_source, got 3"):
+        iter(RandomSampler([], num_samples=3))
+
+
+def test_replacement_must_be_a_bool():
+    with pytest.raises(OptionError, match="replacement must be a bool"):
+        RandomSampler(range(3), 3)
+
+
+@pytest.mark.parametrize("indices", [[2, 5, 7], np.array([2, 5, 7], np.int8), [i in (2, 5, 7) for i in range(9)]])
+def test_a_subset_by_indices_or_mask(indices):
+    assert sorted(SubsetRandomSampler(indices)) == [2, 5, 7]
+
+
+def test_a_subset_of_a_tensor():
+    torch = pytest.importorskip("torch")
+    assert sorted(SubsetRandomSampler(torch.tensor([2, 5, 7]))) == [2, 5, 7]
+
+
+@pytest.mark.parametrize("indices", [[0.5], ["a"], [[1, 2]]])
+def test_a_subset_of_what_are_no_indices_is_refused(indices):
+    with pytest.raises(OptionError, match="indices must"):
+        SubsetRandomSampler(indices)
+
+
+def test_an_empty_subset_is_empty():
+    assert list(SubsetRandomSampler([])) == []
+
+
+def test_the_callers_indices_are_neither_changed_nor_watched():
+    indices = np.arange(5)
+    sampler = SubsetRandomSampler(indices, seed=0)
+    indices[:] = 9
+    assert sorted(sampler) == [0, 1, 2, 3, 4]
+
+
+# --- seeds and epochs
+
+
+def test_a_seed_given_to_the_sampler_wins_then_the_loaders_then_one_is_drawn():
+    assert effective_seed(RandomSampler(range(3), seed=5), 7, 9) == 5
+    assert effective_seed(RandomSampler(range(3)), 7, 9) == 7
+    assert effective_seed(RandomSampler(range(3)), None, 9) == 9
+    assert effective_seed(RandomSampler(range(3), seed=0), 7, 9) == 0
+    assert effective_seed(BatchSampler(RandomSampler(range(3), seed=5), 2, False), 7, 9) == 5
+    assert effective_seed(Backwards(3), None, 9) == 9
+
+
+def test_a_strangers_attribute_called_seed_is_not_taken_for_ours():
+    stranger = Backwards(3)
+    stranger.seed = 1
+    assert effective_seed(stranger, 7, 9) == 7
+
+
+def test_without_a_seed_two_samplers_differ_and_one_keeps_to_itself():
+    one, two = RandomSampler(range(1000)), RandomSampler(range(1000))
+    first = list(one)
+    assert first != list(two)
+    one.set_epoch(0)
+    assert list(one) == first
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: np.random.default_rng(3),
+        lambda: np.random.RandomState(3),
+        lambda: random.Random(3),
+        lambda: 3,
+        lambda: np.int64(3),
+    ],
+)
+def test_a_generator_gives_the_seed_once(make):
+    generator = make()
+    one = RandomSampler(range(100), generator=generator)
+    two = SubsetRandomSampler(range(100), make())
+    assert one.seed == two.seed
+    assert list(one) == list(two)
+    if not isinstance(generator, (int, np.integer)):
+        assert RandomSampler(range(100), generator=generator).seed != one.seed
+
+
+def test_global_generators_are_neither_read_nor_advanced(make_sampler):
+    states = random.getstate(), np.random.get_state()[1].tolist()
+    list(make_sampler())
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == states
+
+
+def test_a_foreign_generator_is_asked_through_what_the_loader_gives():
+    class Foreign:
+        number = 12
+
+    sampler = BatchSampler(RandomSampler(range(9), generator=Foreign()), 2, False)
+    with pytest.raises(OptionError, match=r"generator must be a numpy.random.Generator.*got .*Foreign"):
+        next(iter(sampler))
+    sampler.settle(seed_from=lambda generator: generator.number)
+    assert sampler.seed == 12
+    assert list(sampler) == list(BatchSampler(RandomSampler(range(9), seed=12), 2, False))
+    assert pickle.loads(pickle.dumps(sampler)).seed == 12
+
+
+def test_a_seed_and_a_generator_together_are_refused():
+    with pytest.raises(OptionError, match="must not both be given"):
+        RandomSampler(range(3), seed=1, generator=np.random.default_rng(0))
+
+
+@pytest.mark.parametrize("seed", [-1, 1.5, "1", True])
+def test_a_seed_that_is_none_is_refused(seed):
+    with pytest.raises(OptionError, match="seed must be a non-negative int"):
+        RandomSampler(range(3), seed=seed)
+
+
+def test_c18_each_iteration_is_the_next_epoch_and_set_epoch_brings_one_back():
+    sampler = RandomSampler(range(50), seed=1)
+    epochs = [list(sampler) for _ in range(3)]
+    assert len({tuple(epoch) for epoch in epochs}) == 3
+    sampler.set_epoch(1)
+    assert sampler.epoch == 1
+    assert [list(sampler), list(sampler)] == epochs[1:]
+
+
+def test_leaving_a_loop_early_ends_the_epoch():
+    sampler, other = RandomSampler(range(50), seed=1), RandomSampler(range(50), seed=1)
+    next(iter(sampler))
+    list(other)
+    assert list(sampler) == list(other)
+
+
+def test_two_iterators_over_one_sampler_do_not_disturb_each_other():
+    sampler = RandomSampler(range(50), seed=1)
+    one, two = iter(sampler), iter(sampler)
+    mixed = [(a, b) for a, b in zip(one, two, strict=True)]
+    fresh = RandomSampler(range(50), seed=1)
+    assert [a for a, _ in mixed] == list(fresh)
+    assert [b for _, b in mixed] == list(fresh)
+
+
+def test_an_epoch_that_was_asked_for_is_told_once_from_inside_too():
+    inner = RandomSampler(range(5), seed=0)
+    sampler = BatchSampler(inner, 2, False)
+    assert sampler.pop_epoch() is None
+    inner.set_epoch(4)
+    assert sampler.pop_epoch() == 4
+    assert sampler.pop_epoch() is None
+    sampler.set_epoch(3)
+    assert sampler.pop_epoch() == 3
+    assert inner.pop_epoch() is None
+    inner.set_epoch(7)
+    assert [index for batch in sampler for index in batch] == list(
+        RandomSampler(range(5), seed=0).order(0, 7).take(0, 5)
+    )
+
+
+def test_the_order_is_the_same_in_a_fresh_interpreter():
+    script = "from agnoload.samplers import RandomSampler; print(list(RandomSampler(range(40), seed=5)))"
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert found.strip() == str(list(RandomSampler(range(40), seed=5)))
+
+
+# --- what is seen through
+
+
+def test_ours_are_seen_through_and_strangers_and_overriding_subclasses_are_not():
+    assert is_transparent(RandomSampler(range(3)))
+    assert is_transparent(BatchSampler(RandomSampler(range(3)), 2, False))
+    assert not is_transparent(Backwards(3))
+    assert not is_transparent(Doubled(range(3)))
+    assert not is_transparent(BatchSampler(Doubled(range(3)), 2, False))
+    assert not is_transparent(BatchSampler(range(3), 2, False))
+    assert not is_transparent([1, 2])
+
+
+def test_what_can_be_indexed_is_a_dataset_and_what_can_only_be_iterated_a_sampler():
+    assert is_sampler(Backwards(3))
+    assert is_sampler({1, 2})
+    assert not is_sampler([[1, 2], [3]])
+    assert not is_sampler(range(3))
+    torch = pytest.importorskip("torch")
+    assert is_sampler(torch.utils.data.SequentialSampler(range(3)))
+    assert not is_sampler(torch.utils.data.TensorDataset(torch.zeros(3)))
+
+
+# --- batches
+
+
+@pytest.mark.parametrize(("drop_last", "last"), [(False, [[8, 9]]), (True, [])])
+def test_batches_are_cut_in_order(drop_last, last):
+    sampler = BatchSampler(SequentialSampler(range(10)), 4, drop_last)
+    assert list(sampler) == [[0, 1, 2, 3], [4, 5, 6, 7], *last]
+    assert len(sampler) == 2 + len(last)
+
+
+def test_batches_of_what_cannot_be_seen_through_are_cut_while_it_runs():
+    def endless():
+        number = 0
+        while True:
+            yield f"key{number}"
+            number += 1
+
+    assert next(iter(BatchSampler(endless(), 2, False))) == ["key0", "key1"]
+    assert list(BatchSampler(Backwards(5), 2, False)) == [[4, 3], [2, 1], [0]]
+    assert list(BatchSampler(Backwards(5), 2, True)) == [[4, 3], [2, 1]]
+    assert [x for b in BatchSampler(Doubled(range(5), seed=0), 2, False) for x in b] == list(Doubled(range(5), seed=0))
+    with pytest.raises(OptionError, match="iterate it"):
+        BatchSampler(Backwards(5), 2, True).batches(0, 0)
+
+
+def test_set_epoch_reaches_a_stranger_inside():
+    inner = Backwards(5)
+    BatchSampler(inner, 2, False).set_epoch(3)
+    assert inner.epochs == [3]
+
+
+@pytest.mark.parametrize("size", [0, -1, 2.0, True, None])
+def test_a_batch_size_that_is_no_positive_int_is_refused(size):
+    with pytest.raises(OptionError, match="batch_size must be a positive int, got"):
+        BatchSampler(range(5), size, False)
+
+
+def test_batches_of_batches_are_refused():
+    with pytest.raises(OptionError, match="yields batches already"):
+        BatchSampler(BatchSampler(range(5), 2, False), 2, False)
+    with pytest.raises(OptionError, match="drop_last must be a bool"):
+        BatchSampler(range(5), 2, 1)
+
+
+def test_another_batch_size_goes_on_at_any_position():
+    order = RandomSampler(range(50)).order(3, 0)
+    whole = order.take(0, 50).tolist()
+    for position in range(51):
+        batches = BatchedOrder(order, 7).after(position)
+        assert [i for number in range(len(batches)) for i in batches.batch(number).tolist()] == whole[position:]
+        assert batches.position(0) == position
+
+
+def test_three_resumes_in_one_epoch_are_as_one():
+    order = RandomSampler(range(50)).order(3, 0)
+    batches = BatchedOrder(order, 4).after(8).after(20).after(36)
+    assert batches.position(1) == 40
+    assert batches.batch(1).tolist() == order.take(40, 44).tolist()
+    assert batches.reached(2) == 44
+    assert len(batches.after(50)) == 0
+
+
+def test_a_position_beyond_the_end_leaves_nothing():
+    assert len(RangeOrder(5).after(9)) == 0
+    assert len(BatchedOrder(ArrayOrder(np.arange(5)), 2).after(9)) == 0
+
+
+def test_a_batch_sampler_of_whole_batches_cannot_go_on_inside_one():
+    from agnoload.samplers import ClassUniformBatchSampler
+
+    order = ClassUniformBatchSampler([0, 1, 0, 1], 2, 3).batches(0, 0)
+    assert order.after(6) is not None
+    with pytest.raises(StateError, match=r"got 4, which lies inside the batch of 0\.\.\.5"):
+        order.after(4)
