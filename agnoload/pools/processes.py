@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from agnoload.errors import AgnoloadError, AgnoloadWarning, LoaderClosed, WorkerDied, WorkerTimeout
+from agnoload.journal import settings
 from agnoload.messages import Reply, Request
 from agnoload.pools.start import THREADS, Process, Start, method_of, start_process
 from agnoload.pools.worker import (
@@ -48,7 +49,7 @@ from agnoload.pools.worker import (
 )
 from agnoload.transport import byvalue
 from agnoload.transport.arena import LENT_LIMIT, Arena, Attach, Fence, Slot
-from agnoload.transport.failures import restore
+from agnoload.transport.failures import Described, restore
 from agnoload.transport.payload import digest, pack
 from agnoload.transport.shared import sending
 from agnoload.transport.wire import Place, decode
@@ -186,7 +187,7 @@ class ProcessPool:
         if self._closed:
             return
         self._closed = True
-        if os.getpid() != self._pid:
+        if not self.is_ours:
             self._ended = True
             self._let_go()
             return
@@ -198,11 +199,7 @@ class ProcessPool:
     # ------------------------------------------------------------------------------------------------ one at a time
 
     def _enter(self) -> None:
-        if os.getpid() != self._pid:
-            raise AgnoloadError(
-                f"this iterator belongs to process {self._pid}, and this is a fork of it: make one of its own here "
-                "with iter(loader)"
-            )
+        check_process(self._pid)
         self._inside.acquire()
         if self._closed:
             self._leave()
@@ -245,6 +242,11 @@ class ProcessPool:
     def pids(self) -> dict[int, int]:
         """The process of each living worker."""
         return {worker: process.pid for worker, process in self._processes.items()}
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this process made it, not one that this process is a fork of."""
+        return os.getpid() == self._pid
 
     @property
     def arena(self) -> Arena:
@@ -372,9 +374,7 @@ class ProcessPool:
         if checksum(slot, place) != check:
             return self._refuse(worker, "an answer that is not what it wrote", flight)
         if flight is None:
-            described, extras = decode(place, slot, None)
-            self._fatal = self._fatal or restore(described, f"in worker {worker}, before its first batch")
-            return None
+            return self._never_began(worker, *decode(place, slot, None))
         copy = bool(kind & ERROR) or arena.lent >= LENT_LIMIT
         error: BaseException | None = None
         batch, extras = None, None
@@ -398,6 +398,15 @@ class ProcessPool:
         if self._backlog:
             self._send(self._backlog.popleft())
         return None
+
+    def _never_began(self, worker: int, described: Described, extras: dict[str, Any] | None) -> None:
+        """A worker could not read the dataset, or its `worker_init_fn` has raised: the answer to what is due next."""
+        if self._fatal is None:
+            self._fatal = restore(described, f"in worker {worker} (pid {self._pids[worker]}), before its first batch")
+            wanted = [number for number, flight in self._flights.items() if not flight.abandoned]
+            if wanted:
+                del self._flights[min(wanted)]
+                self._ready.append(Reply(min(wanted), worker, error=self._fatal, extras=extras))
 
     def _refuse(self, worker: int | None, what: str, flight: _Flight | None = None) -> None:
         """What came through the pipe or lies in the slot was not written by our code: nothing can be trusted."""
@@ -583,6 +592,15 @@ class ProcessPool:
                 os.write(self._pipes[worker if self._owned else 0][1], REQUEST.pack(-1, 0, 0, 0))
 
 
+def check_process(owner: int) -> None:
+    """An iterator with workers is of no use in a forked copy of the process that made it."""
+    if os.getpid() != owner:
+        raise AgnoloadError(
+            f"this iterator belongs to process {owner}, and this is a fork of it: make one of its own here with "
+            "iter(loader)"
+        )
+
+
 def _end(processes: Iterable[Process], steps: Iterable[tuple[int, float]]) -> None:
     """Send one signal after the other (0: none) to those that still run, and give them so many seconds after each."""
     running = {process.sentinel: process for process in processes if process.exitcode() is None}
@@ -615,6 +633,7 @@ def surroundings(environment: Mapping[str, str]) -> dict[str, Any]:
         "argv": list(sys.argv),
         "environ": {**os.environ, **THREADS, **environment},
         "directory": os.getcwd(),
+        "journal": settings(),
     }
 
 

@@ -18,6 +18,7 @@ from enum import IntEnum
 from functools import partial
 from typing import Any, Protocol
 
+from agnoload.journal import Listener
 from agnoload.messages import Reply, Request
 from agnoload.pools.start import Start
 from agnoload.protocols import Fetch
@@ -115,17 +116,20 @@ def main(start: Start, extra: list[int], inherited: Any = None) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM, DUMP_SIGNAL})
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a forked copy of the user's handler must not answer ours
     _write_lines()
+    listener = Listener(start.worker)
     if inherited is None:
         payload = Payload(start.payload)
         os.close(start.payload)
         _settle(payload.surroundings)
+        listener.install(payload.surroundings["journal"])
         read = partial(payload.value, extra)
     else:
+        listener.install(None)
         read = partial(_identity, inherited)
     control = Control(start.arena, start.workers)
     _dump_to(start.arena, control.dump_offset(start.worker))
     control.stage(start.worker, Stage.STARTING)
-    Worker(start, control).run(read)
+    Worker(start, control, listener).run(read)
 
 
 def _identity(value: Any) -> Any:
@@ -188,12 +192,13 @@ def _dump_to(arena: int, offset: int) -> None:
 class Worker:
     """One worker over its descriptors; a test can drive it with plain pipes, in a thread."""
 
-    def __init__(self, start: Start, control: Control) -> None:
+    def __init__(self, start: Start, control: Control, listener: Listener) -> None:
         self._number = start.worker
         self._requests = start.requests
         self._replies = start.replies
         self._slots = Slots(start.arena)
         self._control = control
+        self._listener = listener
 
     def run(self, read: Callable[[], WorkerFetch]) -> None:
         """Read the payload, then answer tickets until one says stop or the pipe ends."""
@@ -231,12 +236,15 @@ class Worker:
     def _send(self, reply: Reply, slot: Slot, kind: int = 0) -> None:
         """Encode a reply into its slot and send the ticket; what cannot be encoded becomes an error."""
         value: Any = reply.batch
+        extras = reply.extras
+        if (said := self._listener.take()) is not None:
+            extras = {**(extras or {}), "said": said}
         if reply.error is not None:
             kind |= ERROR
-            value = (describe(reply.error), reply.extras)
-        elif reply.extras is not None:
+            value = (describe(reply.error), extras)
+        elif extras is not None:
             kind |= EXTRAS
-            value = (value, reply.extras)
+            value = (value, extras)
         if reply.end:
             kind |= END
         try:
@@ -244,7 +252,8 @@ class Worker:
         except BaseException as error:
             slot.reset()
             kind = (kind & STARTUP) | ERROR
-            place = encode((describe(error, "while its batch was sent to the parent"), None), slot)
+            where = f"while the batch was sent from worker {self._number} to the parent"
+            place = encode((describe(error, where), None), slot)
         ticket = REPLY.pack(
             reply.number, slot.number, self._number, kind, checksum(slot, place), *place, reply.samples, reply.started,
             reply.fetched, reply.collated, time.monotonic(),
