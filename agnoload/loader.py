@@ -22,7 +22,8 @@ from agnoload.cores import Choice, adjusted, choose_workers, usable_cores
 from agnoload.datasets import find_caches, find_large_lists, gather_of
 from agnoload.errors import AgnoloadWarning, OptionError, StateError
 from agnoload.fetch import Fetcher
-from agnoload.loop import PLACED_AHEAD, LoaderIterator
+from agnoload.journal import Journal
+from agnoload.loop import PLACED_AHEAD, LoaderIterator, Progress
 from agnoload.messages import Request
 from agnoload.options import check_options
 from agnoload.plan import BatchPlan, ForeignPlan, OrderPlan, Plan, StreamedPlan
@@ -38,6 +39,7 @@ from agnoload.samplers.sampler import SeededSampler, draw_from, effective_seed, 
 from agnoload.state import Place, capture, restore
 from agnoload.stats import Recorder, Stats, Timeline
 from agnoload.streams import StreamPlan, settle_ranks
+from agnoload.tolerance import Ceiling
 from agnoload.tree import map_leaves
 from agnoload.window import Window
 
@@ -59,6 +61,10 @@ class DataLoader(Generic[BatchT]):
     on_error: `"raise"`; `"skip"` leaves a bad sample out; `"replace"` takes another sample of the epoch; or a callable
         `(error, index)` that returns one of these.
     max_worker_restarts: how many deaths of workers are survived by loading their requests again.
+    retry: exception types for which a sample is tried again, or a `Retry` that says how often and after which pauses.
+    max_failed: how many samples of an epoch may be skipped or replaced before it is a `TooManyFailed`: a count (int) or
+        a share (float below 1). Counted in the order of the batches; a share is judged as if at least 100 samples had
+        been tried, and once more at the end of the epoch.
 
     Raises `OptionError` for options that cannot work, `BackendUnavailable` for a backend that cannot run here.
 
@@ -97,6 +103,8 @@ class DataLoader(Generic[BatchT]):
         worker_type: str = "process",
         on_error: Any = "raise",
         max_worker_restarts: int = 0,
+        retry: Any = None,
+        max_failed: int | float | None = None,
     ) -> None:
         self._options = options = check_options(
             dataset=dataset, batch_size=batch_size, shuffle=shuffle, sampler=sampler, batch_sampler=batch_sampler,
@@ -104,7 +112,7 @@ class DataLoader(Generic[BatchT]):
             worker_init_fn=worker_init_fn, multiprocessing_context=multiprocessing_context, generator=generator,
             prefetch_factor=prefetch_factor, persistent_workers=persistent_workers, pin_memory_device=pin_memory_device,
             in_order=in_order, device=device, seed=seed, worker_type=worker_type, on_error=on_error,
-            max_worker_restarts=max_worker_restarts,
+            max_worker_restarts=max_worker_restarts, retry=retry, max_failed=max_failed,
         )  # fmt: skip
         self._backend = plugins.get_backend(backend)
         self._place_on = self._backend.check(device, options.pin_memory)
@@ -116,13 +124,14 @@ class DataLoader(Generic[BatchT]):
         self._seeded = options.generator is None
         self._epoch = 0
         self._resume: Place | None = None
-        self._progress: LoaderIterator[Any] | None = None
+        self._progress: Progress | None = None
         self._iterators: weakref.WeakSet[LoaderIterator[Any]] = weakref.WeakSet()
         self._idle = _Idle()
-        weakref.finalize(self, _Idle.close, self._idle, os.getpid())
+        weakref.finalize(self, _Idle.close, self._idle)
         self._warned = False
         self._said: set[str] = set()
         self._recorder = Recorder()
+        self._journal = Journal()
         self._choice: Choice | None = None
 
     # ------------------------------------------------------------------------------------------------ what it has
@@ -303,12 +312,14 @@ class DataLoader(Generic[BatchT]):
                 backend=self._backend,
                 device=self._place_on,
                 recorder=self._recorder,
+                journal=self._journal,
+                ceiling=None if options.max_failed is None else Ceiling(options.max_failed),
                 release=release,
             )
         except BaseException:
             pool.close()
             raise
-        self._progress = iterator
+        self._progress = iterator.progress
         self._iterators.add(iterator)
         return iterator
 
@@ -484,6 +495,7 @@ class DataLoader(Generic[BatchT]):
             on_error=options.on_error,
             choose=_Choose(self._sampler, self._order_seed()) if self._may_replace() else None,
             worker_init_fn=options.worker_init_fn,
+            retry=options.retry,
             drop_last=options.drop_last,
             stream_start=(plan.epoch, plan.reader_start) if isinstance(plan, StreamedPlan) and plan.resumed else None,
         )
@@ -620,11 +632,12 @@ class DataLoader(Generic[BatchT]):
     def close(self) -> None:
         """End all workers, within a second whatever they do; twice is fine, and iterating again starts afresh.
 
-        Iterators that are under way end; batches that were yielded stay valid.
+        An iterator that was under way raises `LoaderClosed`, also where another thread waits in it; batches that were
+        yielded stay valid. Any thread and a signal handler may call this.
         """
         for iterator in list(self._iterators):
             iterator.close()
-        self._idle.close(os.getpid())
+        self._idle.close()
         release_server(self)
 
     def __enter__(self) -> DataLoader[BatchT]:
@@ -652,22 +665,22 @@ class _Idle:
     """The kept workers of a loader between two iterators."""
 
     def __init__(self) -> None:
-        self._owner = os.getpid()
         self._pool: ProcessPool | None = None
 
     def take(self) -> ProcessPool | None:
+        """The pool, if there is one and it is this process's, not that of the one it was forked from."""
         pool, self._pool = self._pool, None
-        return pool
+        return pool if pool is not None and pool.is_ours else None
 
     def put(self, pool: ProcessPool) -> None:
-        if self._pool is None:
+        if self._pool is not None and self._pool.is_ours:
+            pool.close()
+        else:
             pool.abandon()
             self._pool = pool
-        else:
-            pool.close()
 
-    def close(self, owner: int) -> None:
-        if (pool := self.take()) is not None and owner == self._owner:
+    def close(self) -> None:
+        if (pool := self.take()) is not None:
             pool.close()
 
 

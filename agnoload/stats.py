@@ -90,8 +90,6 @@ class Recorder:
             account = self._workers[reply.worker] = [reply.started, reply.started, 0.0]
         account[1] = reply.finished
         account[2] += reply.finished - reply.started
-        if reply.extras:
-            self.failed += reply.extras.get("failed", ())
         if self._timeline is not None:
             self._timeline.loaded(reply)
 

@@ -17,7 +17,7 @@ LAYERS = [
     {"errors", "messages", "protocols", "worker_info"},
     {"tree", "seeding", "ranks", "cores"},
     {"datasets", "streams", "samplers", "collate", "ragged", "transport"},
-    {"fetch", "window", "state", "plan", "stats", "plugins", "cores"},
+    {"fetch", "window", "state", "plan", "stats", "plugins", "cores", "tolerance", "journal"},
     {"pools"},
     {"options", "loop"},
     {"loader"},
