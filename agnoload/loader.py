@@ -330,6 +330,8 @@ class DataLoader(Generic[BatchT]):
             return place
         if self._progress is not None:
             self._epoch = self._progress.epoch + 1
+        if isinstance(self._sampler, SeededSampler) and (asked := self._sampler.pop_epoch()) is not None:
+            self._epoch = asked
         self._draw()
         return Place(self._epoch)
 
