@@ -18,8 +18,8 @@ from agnoload.streams.cursor import (
     Opening,
     RowsCursor,
     ShardsCursor,
+    applied,
     first_state,
-    guarded,
     is_indexed,
     is_stateful,
     is_stream,
@@ -154,7 +154,7 @@ class _MapCursor(Cursor):
         self.state = source.state  # type: ignore[method-assign]
 
     def finish(self, draft: Any) -> Any:
-        return guarded(self._function, self._source.finish(draft))
+        return applied(self._function, self._source.finish(draft))
 
 
 class FilteredStream(DerivedStream[T_co]):
@@ -188,7 +188,7 @@ class _FilterCursor(Cursor):
     def take(self) -> Any:
         while True:
             sample = self._source.finish(self._source.take())
-            if guarded(self._function, sample):
+            if applied(self._function, sample):
                 return sample
 
 
@@ -308,7 +308,7 @@ def parts_of(stream: Any) -> list[Any]:
     """The streams and datasets that a stream of this library is made of."""
     if isinstance(stream, DerivedStream):
         return [stream.source]
-    return list(stream.datasets) if isinstance(stream, CursorStream) and hasattr(stream, "datasets") else []
+    return list(getattr(stream, "datasets", ())) if isinstance(stream, CursorStream) else []
 
 
 def first_states(stream: Any, known: list[FirstState] | None = None) -> list[FirstState]:
