@@ -17,7 +17,7 @@ from agnoload.plan import Cut, Plan
 from agnoload.protocols import Backend, Pool
 from agnoload.state import Place
 from agnoload.stats import Recorder
-from agnoload.tree import map_leaves, walk
+from agnoload.tree import map_leaves
 from agnoload.window import Window
 
 BatchT = TypeVar("BatchT")
@@ -75,6 +75,7 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
         self._failed: str | None = None
         self._yielded = 0
         self._since: float | None = None
+        self._ends: dict[int, float] = {}
         self.place = plan.place
         self.epoch = plan.epoch
         self._finalizer = weakref.finalize(self, _close, pool, release, os.getpid())
@@ -88,7 +89,6 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
                 raise AgnoloadError(f"this iterator has ended with an error ({self._failed}): make a new one")
             raise StopIteration
         began = time.monotonic()
-        since = self._since or began
         try:
             due = self._take()
             if due is None:
@@ -105,10 +105,8 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
         self._yielded += 1
         self._account(number)
         now = time.monotonic()
+        self._recorder.delivered(reply, self._since, began, now)
         self._since = now
-        if not reply.nbytes:  # it did not travel
-            reply = reply._replace(nbytes=sum(leaf.nbytes for _, leaf in walk(reply.batch) if hasattr(leaf, "nbytes")))
-        self._recorder.delivered(reply, since, began, now)
         return batch  # type: ignore[no-any-return]
 
     def close(self) -> None:
@@ -151,6 +149,8 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
                 number, reply = popped[0].number, popped[1]
                 entry = self._entries[number]
                 entry.plan.answered(entry.cut, reply)
+                if reply.extras is not None:
+                    self._recorder.noted(reply.extras)
                 self._issue()  # workers go on while the user works
                 if reply.error is None and reply.batch is EMPTY:
                     if self._to_issue is not None:
@@ -166,7 +166,7 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
             if not wait and not pool.ready():
                 return None
             reply = pool.receive(self._timeout)
-            self._recorder.arrived(reply)
+            self._recorder.arrived(reply, self._ends)
             window.arrived(reply)
 
     def _issue(self) -> None:

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from agnoload import seeding
-from agnoload.datasets.base import name_of
 from agnoload.errors import OptionError, SampleStopped
+from agnoload.words import name_of
 
 NODES = 64
 """Streams that one may be made of before two shuffles inside of it could draw the same numbers."""
