@@ -12,16 +12,15 @@ ENTRY = re.compile(r"(\w+): (.+)")
 
 def as_markdown(text: str) -> str:
     """The same docstring, in what Markdown reads it as."""
-    return "\n\n".join(map(markdown_block, re.split(r"\n{2,}", text)))
-
-
-def markdown_block(block: str) -> str:
-    lines = block.splitlines()
-    if block.startswith(">>>"):
-        return "\n".join(["```pycon", *lines, "```"])
-    if lines and is_list(lines):
-        return "\n".join(line if line.startswith(" ") else ENTRY.sub(r"- `\1`: \2", line) for line in lines)
-    return block
+    blocks = []
+    for block in re.split(r"\n{2,}", text):
+        lines = block.splitlines()
+        if lines and lines[0].startswith(">>>"):
+            lines = ["```pycon", *lines, "```"]
+        elif lines and is_list(lines):
+            lines = [line if line.startswith(" ") else ENTRY.sub(r"- `\1`: \2", line) for line in lines]
+        blocks.append("\n".join(lines))
+    return "\n\n".join(blocks)
 
 
 def is_list(lines: list[str]) -> bool:
