@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import select
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,13 @@ def answer(pool: ProcessPool, key: Any) -> Any:
     if reply.error is not None:
         raise reply.error
     return reply.batch
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.001)
 
 
 def filled(value: int, nbytes: int = 1000) -> Callable[[Any], Any]:
@@ -289,7 +297,8 @@ def test_a_worker_that_exits_at_the_start_is_told_as_what_it_is() -> None:
 def test_what_was_abandoned_is_never_delivered(pool: ProcessPool, tmp_path: Path) -> None:
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
-    ask(pool, lambda empty: fifo.read_text())
+    begun = ask(pool, lambda empty: fifo.read_text())
+    wait_until(lambda: pool._control.claimed(0) == begun)
     for _ in range(5):
         ask(pool, filled(1))
     pool.abandon()
