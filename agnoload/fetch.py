@@ -97,6 +97,11 @@ class Fetcher:
         self._info = None
         self._prepare()
 
+    @property
+    def gathers(self) -> bool:
+        """Whether the dataset gives whole batches, without a sample in between."""
+        return self._gather is not None
+
     def parts(self) -> Mapping[str, Any]:
         """The user's objects in it, by the names that an error shall use."""
         parts = {"dataset": self.dataset, "collate_fn": self.collate_fn, "worker_init_fn": self.worker_init_fn}

@@ -109,7 +109,7 @@ class StreamPlan:
         self._over = False
         if state is not None:
             self._restore(state)
-        self.start = self.state() | {"first": first_states(stream)}
+        self.start: dict[str, Any] = {**self.state(), "first": first_states(stream)}
         """Where this plan begins: what its readers are given."""
 
     def _width(self) -> int:
