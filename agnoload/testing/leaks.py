@@ -67,7 +67,8 @@ def _left(before: _Open, after: _Open) -> list[str]:
     left += [f"thread {thread.name}" for thread in after.threads - before.threads]
     allowed = before.descriptors + Counter({"socket": 2, "pipe": 4} if after.servers - before.servers else {})
     left += [f"{n} more of descriptor {kind}" for kind, n in sorted((after.descriptors - allowed).items())]
-    left += [f"/dev/shm/{name}" for name in sorted(after.shared_memory - before.shared_memory)]
+    files = after.shared_memory - before.shared_memory
+    left += [f"/dev/shm/{name}" for name in sorted(files - _used_by_others(files, after.processes))]
     return left
 
 
@@ -131,3 +132,15 @@ def _shared_memory(processes: set[_Process]) -> set[str]:
     ours = {process.pid for process in processes} | {os.getpid()}
     others = {int(name) for name in os.listdir("/proc") if names and name.isdigit()} - ours
     return {name for name in names if not others & {int(number) for number in re.findall(r"\d{2,}", name)}}
+
+
+def _used_by_others(names: set[str], ours: set[_Process]) -> set[str]:
+    """Those of these files in `/dev/shm` that a process of another program has in its memory."""
+    own = {process.pid for process in ours} | {os.getpid()}
+    used: set[str] = set()
+    for entry in Path("/proc").iterdir() if names else ():
+        if entry.name.isdigit() and int(entry.name) not in own:
+            with suppress(OSError):
+                maps = (entry / "maps").read_text()
+                used |= {name for name in names if f"/dev/shm/{name}" in maps}
+    return used
