@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from agnoload import plugins, seeding
-from agnoload.collate import collate, default_convert, install_registry, registry_snapshot, set_to_numpy
+from agnoload.collate import collate, default_convert, install_registry, registry_snapshot
 from agnoload.datasets import Batch, gather_of, getitems_of
 from agnoload.errors import CollateError, OptionError, SampleStopped
 from agnoload.messages import EMPTY, Failure, Reply, Request
@@ -117,7 +117,6 @@ class Fetcher:
         install_registry(self._registry)
         if self._plugins is not None:
             plugins.install_table(self._plugins)
-        set_to_numpy(plugins.to_numpy)
         if self.worker_init_fn is not None:
             self.worker_init_fn(worker)
 
