@@ -15,7 +15,7 @@ BACKENDS = ROOT / "backends"
 
 LAYERS = [
     {"errors", "messages", "protocols", "worker_info"},
-    {"tree", "seeding", "ranks", "cores", "words"},
+    {"tree", "seeding", "ranks", "cores", "words", "typed"},
     {"datasets", "streams", "samplers", "collate", "ragged", "transport"},
     {"fetch", "window", "state", "plan", "stats", "plugins", "auto", "tolerance", "journal"},
     {"pools"},

@@ -115,7 +115,7 @@ class ProcessPool:
         self._arena: Arena | None = None
         self._payload = self._replies = self._replies_w = -1
         self._pipes: list[tuple[int, int]] = []
-        self._extra: list[int] = []
+        self._extra: list[int] = []  # descriptors of shared files in the dataset, which stay theirs
         self._digest: bytes | None = None
         try:
             self._open(window, reuse, attach, fence, environment or {})
@@ -230,7 +230,7 @@ class ProcessPool:
 
     def _let_go(self) -> None:
         pipes = [fd for pipe in self._pipes for fd in pipe]
-        for fd in (self._replies, self._replies_w, self._payload, *self._extra, *pipes):
+        for fd in (self._replies, self._replies_w, self._payload, *pipes):
             if fd >= 0:
                 os.close(fd)
         self._flights.clear()
