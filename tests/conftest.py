@@ -6,6 +6,7 @@ import gc
 import os
 import re
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -23,10 +24,12 @@ PATIENCE = 5.0
 
 
 def served_for_all(process: psutil.Process) -> bool:
-    """The fork server and the resource tracker are started once a program and stay."""
+    """The fork server of a loader that lives, and the resource tracker, are there for the whole program."""
     line = " ".join(process.cmdline())
     return process.ppid() == os.getpid() and (
-        "forkserver import main" in line or "resource_tracker import main" in line
+        "agnoload.pools.forkserver import" in line
+        or "forkserver import main" in line
+        or "resource_tracker import main" in line
     )
 
 
@@ -79,6 +82,9 @@ def nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
     for thread in set(threading.enumerate()) - threads:
         thread.join(PATIENCE)
         assert not thread.is_alive(), f"a thread is left: {thread}"
+    deadline = time.monotonic() + PATIENCE  # other programs come and go there, too
+    while not shared_memory() <= memory and time.monotonic() < deadline:
+        time.sleep(0.05)
     assert shared_memory() <= memory
     if len(psutil.Process().children()) > servers:
         return  # the fork server was started by this test: its pipes stay, too
