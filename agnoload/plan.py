@@ -190,20 +190,27 @@ class ForeignPlan(Plan):
             if len(keys) < size and self._drop_last:
                 return
             start, at = at, at + len(keys)
-            yield Cut(keys[0] if self._size is None else _keys(keys), start, 1, self._rank, at)
+            yield Cut(_key(keys[0]) if self._size is None else _keys(keys), start, 1, self._rank, at)
 
 
 def _keys(batch: Any) -> Any:
-    """A batch of a stranger's as an int64 array where it is one, else as a list of keys, untouched."""
-    keys = batch if isinstance(batch, (list, np.ndarray)) else list(batch)
-    if isinstance(keys, np.ndarray):
-        return keys.astype(np.int64, copy=False) if keys.dtype.kind in "iu" and keys.ndim == 1 else list(keys)
+    """A batch of a stranger's as an int64 array where it is one, else as a list of keys."""
+    if isinstance(batch, np.ndarray) and batch.ndim == 1 and batch.dtype.kind in "iu":
+        if np.can_cast(batch.dtype, np.int64):
+            return batch.astype(np.int64, copy=False)
+        batch = batch.tolist()
+    keys = [_key(key) for key in batch]
     if keys and all(type(key) is int for key in keys):
         try:
             return np.array(keys, np.int64)
         except OverflowError:
             return keys
     return keys
+
+
+def _key(key: Any) -> Any:
+    """A key of a stranger's: untouched, but an index is a Python int."""
+    return int(key) if isinstance(key, np.integer) and key.dtype.kind in "iu" else key
 
 
 REST = -1
