@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from agnoload import plugins, seeding
-from agnoload.collate import collate, default_convert, install_registry, registry_snapshot, set_to_numpy
+from agnoload.collate import collate, default_convert, install_registry, registry_snapshot
 from agnoload.datasets import Batch, gather_of, getitems_of
 from agnoload.errors import CollateError, OptionError, SampleStopped
 from agnoload.messages import EMPTY, Failure, Reply, Request
@@ -112,6 +112,11 @@ class Fetcher:
         made.__setstate__(state)
         return made
 
+    @property
+    def gathers(self) -> bool:
+        """Whether the dataset gives whole batches, without a sample in between."""
+        return self._gather is not None
+
     def parts(self) -> Mapping[str, Any]:
         """The user's objects in it, by the names that an error shall use."""
         parts = {"dataset": self.dataset, "collate_fn": self.collate_fn, "worker_init_fn": self.worker_init_fn}
@@ -129,7 +134,6 @@ class Fetcher:
             plugins.install_table(self._plugins)
         if self._stream_first is not None:
             first_states(self.dataset, self._stream_first)
-        set_to_numpy(plugins.to_numpy)
         if self.worker_init_fn is not None:
             self.worker_init_fn(worker)
 

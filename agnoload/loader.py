@@ -6,44 +6,51 @@ which may go out and which batch may come out; a pool answers them in any order.
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import os
 import sys
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager, suppress
+from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
 from agnoload import plugins, seeding
-from agnoload.cores import Choice, adjusted, choose_workers, usable_cores
-from agnoload.datasets import find_caches, find_large_lists, gather_of
-from agnoload.errors import AgnoloadWarning, OptionError, StateError
+from agnoload.auto import ENOUGH, Choice, adjusted, choose_for_stream, choose_workers
+from agnoload.cores import usable_cores, usable_memory
+from agnoload.datasets import find_caches, find_large_lists
+from agnoload.errors import AgnoloadWarning, DatasetNotPicklable, OptionError, StateError
 from agnoload.fetch import Fetcher
 from agnoload.journal import Journal
 from agnoload.loop import PLACED_AHEAD, LoaderIterator, Progress
-from agnoload.messages import Request
+from agnoload.messages import Reply, Request
 from agnoload.options import check_options
 from agnoload.plan import BatchPlan, ForeignPlan, OrderPlan, Plan, StreamedPlan
 from agnoload.pools.inline import InlinePool
 from agnoload.pools.processes import ProcessPool
 from agnoload.pools.start import release_server, use_server
 from agnoload.pools.threads import ThreadPool
-from agnoload.protocols import Backend, IndexArray, Pool
+from agnoload.protocols import Backend, Empty, Fetch, IndexArray, Pool
 from agnoload.ranks import rank_and_world
 from agnoload.samplers.basic import RandomSampler, SequentialSampler
 from agnoload.samplers.batch import set_epoch_inside
 from agnoload.samplers.sampler import SeededSampler, draw_from, effective_seed, is_transparent
 from agnoload.state import Place, capture, restore
-from agnoload.stats import Recorder, Stats, Timeline
+from agnoload.stats import Recorder, Stats, Timeline, size_of
 from agnoload.streams import StreamPlan, length_or_none, settle_ranks
 from agnoload.tolerance import Ceiling
-from agnoload.tree import map_leaves
 from agnoload.window import Window
+from agnoload.words import brief, name_of
 
 BatchT = TypeVar("BatchT")
+
+PROBE_PATIENCE = 10.0
+"""Seconds after which a probe for `num_workers="auto"` is given up."""
 
 
 class DataLoader(Generic[BatchT]):
@@ -122,17 +129,22 @@ class DataLoader(Generic[BatchT]):
         self._given_seed = options.seed
         self._seed = seeding.draw_seed() if options.seed is None else options.seed
         self._seeded = options.generator is None
-        self._epoch = 0
+        self._warned = False
+        self._said: set[str] = set()
+        self._choice: Choice | None = None
+        self._settle(0)
+
+    def _settle(self, epoch: int) -> None:
+        """Be a loader that has not been iterated yet."""
+        self._epoch = epoch
         self._resume: Place | None = None
         self._progress: Progress | None = None
         self._iterators: weakref.WeakSet[LoaderIterator[Any]] = weakref.WeakSet()
         self._idle = _Idle()
         weakref.finalize(self, _Idle.close, self._idle)
-        self._warned = False
-        self._said: set[str] = set()
         self._recorder = Recorder()
+        self._counted = self._recorder.sums()
         self._journal = Journal()
-        self._choice: Choice | None = None
 
     # ------------------------------------------------------------------------------------------------ what it has
 
@@ -259,21 +271,34 @@ class DataLoader(Generic[BatchT]):
 
     def __repr__(self) -> str:
         options = self._options
-        words = [_short(options.dataset)]
+        words = [brief(options.dataset)]
         if options.batch_sampler is not None:
-            words.append(f"batch_sampler={options.batch_sampler!r}")
+            words.append(f"batch_sampler={brief(options.batch_sampler)}")
         else:
             words.append(f"batch_size={options.batch_size}")
         if options.shuffle:
             words.append("shuffle=True")
         if options.sampler is not None:
-            words.append(f"sampler={options.sampler!r}")
-        words.append(f"num_workers={self.num_workers}" + (" (auto)" if options.num_workers is None else ""))
+            words.append(f"sampler={brief(options.sampler)}")
+        words.append(f"num_workers={self.num_workers}")
+        if self._choice is not None:
+            words[-1] += f" (auto: {self._choice.reason})"
+        if options.worker_type != "process":
+            words.append(f"worker_type={options.worker_type!r}")
+        if options.collate_fn is not None:
+            words.append(f"collate_fn={name_of(options.collate_fn)}")
+        if options.drop_last:
+            words.append("drop_last=True")
+        if options.on_error != "raise":
+            words.append(f"on_error={options.on_error!r}")
         if self._backend.name != "numpy":
             words.append(f"backend={self._backend.name!r}")
         if options.device is not None:
             words.append(f"device={options.device!r}")
-        return f"DataLoader({', '.join(words)}, seed={self._seed})"
+        words.append(f"seed={self._seed}")
+        with suppress(TypeError):
+            words.append(f"{len(self)} batches")
+        return f"DataLoader({', '.join(words)}, epoch {self.epoch})"
 
     # ------------------------------------------------------------------------------------------------ iteration
 
@@ -291,29 +316,30 @@ class DataLoader(Generic[BatchT]):
         return self._iterate(int(n))
 
     def _iterate(self, limit: int | None) -> LoaderIterator[BatchT]:
-        options = self._options
-        if self._choice is not None:
-            self._choice = adjusted(
-                self._choice, self._recorder.share_waited(), self._recorder.busy(), usable_cores()
-            )  # fmt: skip
+        self._adjust_workers()
         place = self._begin()
         plan = self._plan(place)
         if plan.exhausted and plan.resumed:  # a state of the very end: the next epoch begins
             plan = self._plan(Place(place.epoch + 1))
         pool, release = self._open_pool(plan)
+        return self._iterator(plan, pool, release, limit)
+
+    def _iterator(
+        self, plan: Plan, pool: Pool, release: Callable[[Any], None] | None, limit: int | None
+    ) -> LoaderIterator[BatchT]:
         try:
             iterator: LoaderIterator[BatchT] = LoaderIterator(
                 plan,
                 pool,
                 next_plan=self._next_plan,
                 limit=limit,
-                window=Window(self._window(), options.in_order),
-                timeout=options.timeout,
+                window=Window(self._window(), self._options.in_order),
+                timeout=self._options.timeout,
                 backend=self._backend,
                 device=self._place_on,
                 recorder=self._recorder,
                 journal=self._journal,
-                ceiling=None if options.max_failed is None else Ceiling(options.max_failed),
+                ceiling=None if self._options.max_failed is None else Ceiling(self._options.max_failed),
                 release=release,
             )
         except BaseException:
@@ -437,13 +463,7 @@ class DataLoader(Generic[BatchT]):
         if self.num_workers == 0:
             return InlinePool(self._fetcher(isolated=False, plan=plan)), None
         if options.worker_type == "thread":
-            threads = ThreadPool(
-                self._fetcher(isolated=False, plan=plan),
-                workers=self.num_workers,
-                window=self._window(),
-                owned=options.stream,
-            )
-            return threads, None
+            return self._make_pool(self._fetcher(isolated=False, plan=plan), self.num_workers), None
         fetcher = self._fetcher(isolated=True, plan=plan)
         take_back = self._idle.put if options.persistent_workers else None
         if (pool := self._idle.take()) is not None:
@@ -451,11 +471,19 @@ class DataLoader(Generic[BatchT]):
                 return pool, take_back
             pool.close()
         self._warn_once()
+        return self._make_pool(fetcher, self.num_workers), take_back
+
+    def _make_pool(self, fetcher: Fetcher, workers: int) -> Pool:
+        """Workers of the kind that was asked for."""
+        options = self._options
+        window = workers * options.prefetch_factor
+        if options.worker_type == "thread":
+            return ThreadPool(fetcher, workers=workers, window=window, owned=options.stream)
         use_server(self)
-        pool = ProcessPool(
+        return ProcessPool(
             fetcher,
-            workers=self.num_workers,
-            window=self._window() + (PLACED_AHEAD if self._place_on is not None else 0),
+            workers=workers,
+            window=window + (PLACED_AHEAD if self._place_on is not None else 0),
             context=options.context,
             owned=options.stream,
             reuse=options.persistent_workers,
@@ -464,7 +492,6 @@ class DataLoader(Generic[BatchT]):
             fence=self._backend.fence,
             environment=plugins.worker_environment(),
         )
-        return pool, take_back
 
     def _warn_once(self) -> None:
         """Once a loader: what will be slow or large in workers."""
@@ -546,16 +573,22 @@ class DataLoader(Generic[BatchT]):
     # ------------------------------------------------------------------------------------------------ the rest
 
     def stats(self) -> Stats:
-        """What was loaded so far and where the time went, with a verdict in one sentence."""
+        """What was loaded so far and where the time went, with a verdict in one sentence.
+
+        >>> loader = DataLoader(range(10), 4)
+        >>> loader.stats().verdict
+        'nothing was loaded yet'
+        """
         workers = self.num_workers
-        reason = self._choice.reason if self._choice is not None else "as asked for"
-        return self._recorder.stats(workers, f"{workers} workers: {reason}", find_caches(self._options.dataset))
+        choice = "as asked for" if self._choice is None else f"auto: {self._choice.reason}"
+        return self._recorder.stats(workers, choice, usable_cores(), find_caches(self._options.dataset))
 
     @contextmanager
     def trace(self, path: str | os.PathLike[str]) -> Iterator[None]:
         """While the context is open, keep a timeline; at its end, write it for Perfetto and chrome://tracing.
 
-        A row for the consumer (waiting) and one for each worker (fetch, collate, encode).
+        A row for the consumer (wait, work) and one for each worker (wait, fetch, collate, encode). What is loaded
+        without workers stands on the consumer's row.
 
         >>> import json, pathlib, tempfile
         >>> path = pathlib.Path(tempfile.mkdtemp()) / "trace.json"
@@ -563,73 +596,83 @@ class DataLoader(Generic[BatchT]):
         >>> with loader.trace(path):
         ...     for batch in loader: pass
         >>> sorted({event["name"] for event in json.loads(path.read_text())["traceEvents"]})
-        ['collate', 'encode', 'fetch', 'thread_name', 'wait']
+        ['collate', 'fetch', 'thread_name', 'wait', 'work']
         """
-        timeline = Timeline()
-        self._recorder.trace(timeline)
-        try:
-            yield
-        finally:
-            self._recorder.trace(None)
-            timeline.write(path)
+        with open(path, "w", encoding="utf-8") as file:  # now: a path that cannot be written shall not cost a run
+            timeline = Timeline(inline=self.num_workers == 0)
+            self._recorder.trace(timeline)
+            try:
+                yield
+            finally:
+                self._recorder.end_trace(timeline)
+                timeline.write(file)
 
     def benchmark(self, seconds: float = 5.0) -> Benchmark:
-        """Measure the loader by itself, then how fast the loop could be if batches were there already, and print both.
+        """Measure the loader by itself, then what it could give if loading took no time; print both, with advice.
 
-        Runs through batches from the next epoch on for about half of `seconds`, then hands out one batch again and
-        again, converted and placed each time. Epochs count as usual.
+        Half of `seconds` goes to each: to a loop that does nothing with its batches, and to one batch that goes through
+        the loader and its backend again and again. The place in the data, `stats()` and kept workers stay as they are.
         """
         half = max(float(seconds), 0.02) / 2
-        batches, began = 0, time.monotonic()
-        while (elapsed := time.monotonic() - began) < half:
-            for _ in self:
-                batches += 1
-                if time.monotonic() - began >= half:
-                    break
-            else:
-                if not batches:
-                    raise OptionError("benchmark needs at least one batch, this loader has none")
-        ceiling = self._ceiling(half)
-        found = Benchmark(batches / elapsed, ceiling, self.stats().verdict)
+        with self._twin(self.num_workers) as twin:
+            alone, first = _rate(lambda: twin, half)
+            told = twin.stats()
+        with self._twin(0) as twin:
+            plan = twin._plan(Place(twin.epoch))
+            pool = InlinePool(_Again(twin._fetcher(isolated=False, plan=plan)))
+            ceiling, _ = _rate(lambda: twin._iterator(plan, pool, None, sys.maxsize), half)
+        found = Benchmark(alone, ceiling, first, told.samples / told.batches, told.verdict)
         print(found)
         return found
 
-    def _ceiling(self, seconds: float) -> float:
-        fetch = self._fetcher(isolated=False, workers=0)
-        plan = self._plan(Place(self._epoch))
-        item = plan.next()
-        if item is None:
-            return 0.0
-        cut, number = item
-        request = Request(0, plan.epoch, number, cut.indices, cut.first, plan.seed, cut.stride, cut.rank, size=cut.size)
-        cached = fetch(request, np.empty)
-        if cached.error is not None:
-            raise cached.error
-        count, began = 0, time.monotonic()
-        while (elapsed := time.monotonic() - began) < seconds:
-            given = map_leaves(self._backend.convert, cached.batch)
-            if self._place_on is not None:
-                self._backend.place(given, self._place_on)()
-            count += 1
-        return count / elapsed
+    def _twin(self, workers: int) -> DataLoader[BatchT]:
+        """The same loader once more, for measurements that this one shall not notice."""
+        twin = copy.copy(self)
+        twin._options = dataclasses.replace(self._options, num_workers=workers)
+        twin._generator = None  # not to be advanced
+        twin._settle(self.epoch)
+        return twin
 
     def _choose_workers(self) -> Choice:
-        """The probe for `num_workers="auto"`; the user's generators are left as they were."""
+        """The choice for `num_workers="auto"`: from a look at the dataset, and a probe in a worker of its own."""
         options = self._options
         cores = usable_cores()
         if options.stream:
-            return Choice(max(1, cores - 1), f"a stream cannot be probed without reading it; {cores} usable cores")
-        gathers = options.collate_fn is None and gather_of(options.dataset) is not None
-        batch_size = options.batch_size or 1
-        fetch = self._fetcher(isolated=False, workers=0)
+            return choose_for_stream(options.dataset, cores)
+        fetcher = self._fetcher(isolated=options.worker_type == "process", workers=1)
+        if fetcher.gathers:
+            return Choice(0, "whole batches are gathered in one step, quicker than through a worker", 0)
+        if not hasattr(options.dataset, "__len__") or not len(options.dataset):
+            return Choice(0, "there is nothing to probe", cores)
+        try:
+            pool = self._make_pool(fetcher, 1)
+        except DatasetNotPicklable as error:
+            return Choice(0, f"workers cannot have it: {error}", 0)
+        size = options.batch_size or getattr(options.batch_sampler, "batch_size", None) or 1
+        with closing(pool):
+            return choose_workers(
+                partial(self._probe, pool), size, options.prefetch_factor, cores, usable_memory()
+            )  # fmt: skip
 
-        def load(index: int) -> None:
-            key: Any = index if options.batch_size is None and options.batch_sampler is None else [index]
-            reply = fetch(Request(0, 0, 0, key, 0, self._seed), np.empty)
-            if reply.error is not None:
-                raise reply.error
+    def _probe(self, pool: Pool, count: int) -> tuple[float, int]:
+        """Load samples from all over the dataset: the seconds in the worker, and the bytes of the batch."""
+        keys: Any = np.linspace(0, len(self._options.dataset) - 1, count).astype(np.int64)
+        if self._options.batch_size is None and self._options.batch_sampler is None:
+            keys = int(keys[0])
+        pool.submit(Request(count, self._epoch, 0, keys, 0, self._seed))
+        reply = pool.receive(PROBE_PATIENCE)
+        if reply.error is not None:
+            raise reply.error
+        return reply.finished - reply.started, size_of(reply.batch)
 
-        return choose_workers(None if gathers else load, len(options.dataset), batch_size, cores)
+    def _adjust_workers(self) -> None:
+        """Before an epoch: what the last one has shown about the choice."""
+        if self._choice is not None:
+            sums = self._recorder.sums()
+            choice = adjusted(self._choice, sums.since(self._counted), usable_cores())
+            if choice is not self._choice or sums.batches - self._counted.batches >= ENOUGH:
+                self._counted = sums
+            self._choice = choice
 
     def close(self) -> None:
         """End all workers, within a second whatever they do; twice is fine, and iterating again starts afresh.
@@ -650,17 +693,62 @@ class DataLoader(Generic[BatchT]):
 
 
 class Benchmark(NamedTuple):
-    """What `loader.benchmark()` found, in batches a second."""
+    """What `loader.benchmark()` found: batches a second of the loader alone and at its ceiling."""
 
     loader: float
     ceiling: float
+    first_batch: float
+    """Seconds until the first batch, workers started."""
+    batch_size: float
+    """Samples a batch, on average."""
     verdict: str
 
     def __str__(self) -> str:
         return (
-            f"the loader alone: {self.loader:,.1f} batches/s\n"
-            f"one batch again and again: {self.ceiling:,.1f} batches/s\n{self.verdict}"
+            f"the loader alone: {self.loader:,.1f} batches/s, {self.loader * self.batch_size:,.0f} samples/s, "
+            f"the first batch after {self.first_batch:.2f} s\n"
+            f"one batch again and again: {self.ceiling:,.1f} batches/s, the most that it can give\n{self.advice}"
         )
+
+    @property
+    def advice(self) -> str:
+        """What to do with these numbers."""
+        if self.loader > 0.5 * self.ceiling:
+            return "loading takes little: the rest is a batch's way to the user, and larger batches make it cheaper"
+        return (
+            f"a loop that works {1e3 / self.loader:.3g} ms or more on a batch need not wait; one that does nothing "
+            f"{self.verdict}"
+        )
+
+
+class _Again:
+    """Loads once, and answers every request with that."""
+
+    def __init__(self, fetch: Fetch) -> None:
+        self._fetch = fetch
+        self._reply: Reply | None = None
+
+    def __call__(self, request: Request, empty: Empty) -> Reply:
+        if self._reply is None:
+            self._reply = self._fetch(request, empty)._replace(extras=None, end=False)
+        return self._reply._replace(number=request.number)
+
+
+def _rate(batches: Callable[[], Iterable[Any]], seconds: float) -> tuple[float, float]:
+    """Go through batches, and through them again, for a while: batches a second after the first, and when that came."""
+    began = now = time.monotonic()
+    first, count = 0.0, 0
+    while now - began < seconds:
+        before = count
+        for _ in batches():
+            now = time.monotonic()
+            count += 1
+            first = first or now - began
+            if now - began >= seconds:
+                break
+        if count == before:
+            raise OptionError("benchmark needs at least one batch, this loader has none")
+    return (count - 1) / (now - began - first) if count > 1 else 1 / first, first
 
 
 class _Idle:
@@ -710,13 +798,3 @@ def _outside() -> int:
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("agnoload."):
         level, frame = level + 1, frame.f_back
     return level
-
-
-def _short(dataset: Any) -> str:
-    """A dataset in a word or two: its own repr if that is short."""
-    kind: Any = type(dataset)
-    if kind.__repr__ is object.__repr__:
-        length = f"{len(dataset)} samples" if hasattr(dataset, "__len__") else ""
-        return f"{kind.__name__}({length})"
-    text = repr(dataset)
-    return text if len(text) <= 60 and "\n" not in text else f"<{type(dataset).__name__}>"

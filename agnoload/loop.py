@@ -20,7 +20,7 @@ from agnoload.protocols import Backend, Pool
 from agnoload.state import Place
 from agnoload.stats import Recorder
 from agnoload.tolerance import Ceiling
-from agnoload.tree import map_leaves, walk
+from agnoload.tree import map_leaves
 from agnoload.window import Window
 
 BatchT = TypeVar("BatchT")
@@ -99,6 +99,7 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
         """What the sampler or the next epoch raised: due when all that was asked for before has been delivered."""
         self._yielded = 0
         self._since: float | None = None
+        self._ends: dict[int, float] = {}
         self.progress = Progress(plan.epoch, plan.place)
         self._finalizer = weakref.finalize(self, _give_back, pool, release, os.getpid())
 
@@ -151,7 +152,6 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
     def _next(self) -> tuple[BatchT] | None:
         """The next batch, None at the end."""
         began = time.monotonic()
-        since = self._since or began
         due = self._take()
         if due is None:
             return None
@@ -160,10 +160,8 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
         self._yielded += 1
         self._account(number)
         now = time.monotonic()
+        self._recorder.delivered(reply, self._since, began, now)
         self._since = now
-        if not reply.nbytes:  # it did not travel
-            reply = reply._replace(nbytes=sum(leaf.nbytes for _, leaf in walk(reply.batch) if hasattr(leaf, "nbytes")))
-        self._recorder.delivered(reply, since, began, now)
         return (batch,)
 
     def _take(self) -> tuple[int, Reply, Callable[[], Any]] | None:
@@ -221,14 +219,14 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
             if not wait and not pool.ready():
                 return None
             reply = pool.receive(self._timeout)
-            self._recorder.arrived(reply)
+            self._recorder.arrived(reply, self._ends)
             window.arrived(reply)
 
     def _heard(self, reply: Reply, epoch: int) -> Reply:
         """Take note of what was said and of what failed while a batch was loaded; that may be an error in its place."""
         extras = reply.extras or {}
         failures = extras.get("failed", ())
-        self._recorder.failed += failures
+        self._recorder.noted(extras)
         try:
             self._journal.replay(extras.get("said"))
         except Exception as warning:  # it is an error where the user has said so

@@ -16,10 +16,10 @@ def as_markdown(text: str) -> str:
     for block in re.split(r"\n{2,}", text):
         lines = block.splitlines()
         if lines and lines[0].startswith(">>>"):
-            block = "\n".join(["```pycon", *lines, "```"])
+            lines = ["```pycon", *lines, "```"]
         elif lines and is_list(lines):
-            block = "\n".join(ENTRY.sub(r"- `\1`: \2", line) if not line.startswith(" ") else line for line in lines)
-        blocks.append(block)
+            lines = [line if line.startswith(" ") else ENTRY.sub(r"- `\1`: \2", line) for line in lines]
+        blocks.append("\n".join(lines))
     return "\n\n".join(blocks)
 
 

@@ -339,6 +339,8 @@ class ProcessPool:
         for fd, _ in events:
             if fd != self._replies and fd in self._by_sentinel and not self._closed:
                 self._died(self._by_sentinel[fd])
+        while self._backlog and self._tickets < self._room and not self._closed:
+            self._send(self._backlog.popleft())
 
     def _take_replies(self) -> None:
         while not self._closed:
@@ -395,8 +397,6 @@ class ProcessPool:
                 arena.give_back(slot_number)
         times = (started, fetched, collated, finished)
         self._ready.append(Reply(number, worker, batch, error, samples, bool(kind & END), extras, *times, end))
-        if self._backlog:
-            self._send(self._backlog.popleft())
         return None
 
     def _never_began(self, worker: int, described: Described, extras: dict[str, Any] | None) -> None:

@@ -8,7 +8,6 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from agnoload import seeding
-from agnoload.datasets.base import name_of
 from agnoload.errors import OptionError
 from agnoload.seeding import Purpose, draw_seed, generator
 from agnoload.streams.cursor import (
@@ -28,6 +27,7 @@ from agnoload.streams.cursor import (
     open_stream,
     shard_of,
 )
+from agnoload.words import brief, counted, name_of
 
 if TYPE_CHECKING:
     from agnoload.streams.ranks import RankStream
@@ -72,6 +72,9 @@ class IterableDataset(Generic[T_co]):
 
     def __add__(self, other: Any) -> ChainDataset[Any]:
         return ChainDataset([self, other])
+
+    def __repr__(self) -> str:
+        return counted(self)
 
     def map(self, function: Callable[[T_co], R]) -> MappedStream[R]:
         """This stream with each sample replaced by `function(sample)`."""
@@ -141,7 +144,7 @@ class MappedStream(DerivedStream[R]):
         return _MapCursor(open_stream(self.source, opening), self.function)
 
     def __repr__(self) -> str:
-        return f"{self.source!r}.map({name_of(self.function)})"
+        return f"{brief(self.source)}.map({name_of(self.function)})"
 
 
 class _MapCursor(Cursor):
@@ -176,7 +179,7 @@ class FilteredStream(DerivedStream[T_co]):
         return _FilterCursor(open_stream(self.source, opening._replace(direct=False)), self.function)
 
     def __repr__(self) -> str:
-        return f"{self.source!r}.filter({name_of(self.function)})"
+        return f"{brief(self.source)}.filter({name_of(self.function)})"
 
 
 class _FilterCursor(Cursor):
@@ -228,7 +231,7 @@ class ChainDataset(CursorStream, IterableDataset[T_co]):
         return _ChainCursor(self.datasets, opening)
 
     def __repr__(self) -> str:
-        return f"ChainDataset([{', '.join(map(repr, self.datasets))}])"
+        return f"ChainDataset([{', '.join(map(brief, self.datasets))}])"
 
 
 class _ChainCursor(Cursor):

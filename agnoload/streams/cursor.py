@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from agnoload import seeding
-from agnoload.datasets.base import name_of
 from agnoload.errors import OptionError, SampleStopped
+from agnoload.words import name_of
 from agnoload.worker_info import peek_worker_info
 
 NODES = 64

@@ -11,6 +11,7 @@ from agnoload.errors import OptionError
 from agnoload.ranks import check_rank, rank_and_world
 from agnoload.streams.base import ChainDataset, DerivedStream, MappedStream, Uneven, as_stream, need_length, parts_of
 from agnoload.streams.cursor import Cursor, Opening, ShardsCursor, length_or_none, num_shards_of, open_stream, shard_of
+from agnoload.words import brief
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -119,7 +120,7 @@ class RankStream(DerivedStream[T_co]):
 
     def __repr__(self) -> str:
         uneven = "" if self.uneven == "keep" else f", uneven={self.uneven!r}"
-        return f"{self.source!r}.split_by_rank({self.rank}, {self.world_size}{uneven})"
+        return f"{brief(self.source)}.split_by_rank({self.rank}, {self.world_size}{uneven})"
 
 
 class _RankCursor(Cursor):
