@@ -43,7 +43,7 @@ from agnoload.samplers.batch import set_epoch_inside
 from agnoload.samplers.sampler import SeededSampler, draw_from, effective_seed, is_transparent
 from agnoload.state import Place, capture, restore
 from agnoload.stats import Recorder, Stats, Timeline, size_of
-from agnoload.streams import StreamPlan, settle_ranks
+from agnoload.streams import StreamPlan, length_or_none, settle_ranks
 from agnoload.tolerance import Ceiling
 from agnoload.typed import (
     AnyOptions,
@@ -541,9 +541,8 @@ class DataLoader(Generic[SampleT, BatchT]):
                 f"the stream has {plan.lanes} lanes for {workers} workers: {workers - plan.lanes} of them have nothing "
                 "to do. Use fewer workers, or a stream with more shards (and `lanes`)"
             )
-        length = len(options.dataset) if hasattr(type(options.dataset), "__len__") else None
         return StreamedPlan(
-            place.epoch, self._seed, place, plan, options.drop_last, self._say_once, length
+            place.epoch, self._seed, place, plan, options.drop_last, self._say_once, length_or_none(options.dataset)
         )  # fmt: skip
 
     def _say_once(self, text: str) -> None:
@@ -621,6 +620,7 @@ class DataLoader(Generic[SampleT, BatchT]):
             retry=options.retry,
             drop_last=options.drop_last,
             stream_start=(plan.epoch, plan.reader_start) if isinstance(plan, StreamedPlan) and plan.resumed else None,
+            stream_first=plan.reader_start["first"] if isinstance(plan, StreamedPlan) else None,
         )
 
     def _may_replace(self) -> bool:

@@ -231,6 +231,7 @@ class StreamedPlan(Plan):
         self._warn = warn
         self._length = length
         self._samples = 0
+        self._left_out = 0
         super().__init__(epoch, seed, place)
         self.resumed = place.stream is not None
 
@@ -275,6 +276,7 @@ class StreamedPlan(Plan):
 
     def answered(self, cut: Cut, reply: Reply) -> None:
         self._samples += reply.samples
+        self._left_out += len((reply.extras or {}).get("failed", ()))
         request = self._requests[cut]
         if reply.error is None and isinstance(request, StreamRequest):
             told = (reply.extras or {}).get("portion", Told(places=request.size))
@@ -301,7 +303,7 @@ class StreamedPlan(Plan):
         """All has been delivered: compare with the length that the stream says it has."""
         if self._length is None or self.resumed:
             return
-        expected, found = self._length, self._samples
+        expected, found = self._length, self._samples + self._left_out
         if found != expected and not (self._drop_last and found <= expected and expected - found < self._stream_size()):
             self._warn(
                 f"the stream says that it has {expected} samples (len), but it gave {found}: mend its __len__, or "
