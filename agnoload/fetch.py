@@ -413,14 +413,14 @@ class _Globals:
         """Remember where all generators stand, for `back`."""
         if not self._leave:
             self._marked.save()
+            self._marked.restore(keep=True)
             self._marks = [backend.rng_state() for backend in self._backends]
 
     def back(self) -> None:
         """Let the sample that is loaded draw again what it has drawn since `mark`."""
         self._context.made = None
         if not self._leave:
-            self._marked.restore()
-            self._marked.save()
+            self._marked.restore(keep=True)
             for backend, state in zip(self._backends, self._marks, strict=True):
                 backend.set_rng_state(state)
 

@@ -216,14 +216,16 @@ class ProcessGenerators:
         ctypes.memmove(self._address, words, self._BYTES)
 
     def save(self) -> None:
-        """Remember both states, for `restore`."""
+        """Remember both states, for `restore`; NumPy's generator may have moved until then."""
         self._saved = (random.getstate(), np.random.get_bit_generator(), self._numpy_state())  # type: ignore[attr-defined]
 
-    def restore(self) -> None:
-        """Put back what was saved."""
+    def restore(self, keep: bool = False) -> None:
+        """Put back what was saved; `keep` it to do so again."""
         if self._saved is None:
             return
-        (python, source, state), self._saved = self._saved, None
+        python, source, state = self._saved
+        if not keep:
+            self._saved = None
         random.setstate(python)
         if np.random.get_bit_generator() is not source:  # type: ignore[attr-defined]
             np.random.set_bit_generator(source)  # type: ignore[attr-defined]
