@@ -37,6 +37,58 @@ class _Entry(NamedTuple):
     cut: Cut
 
 
+class Progress:
+    """What the user has received of an iterator's requests, in whatever order: what a state saves.
+
+    It knows nothing of the iterator, so that a loader can keep it when its iterator has been dropped.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._cut: Cut | None = None
+        self._open: dict[int, _Entry] = {}  # in the order of the requests
+        self._delivered: set[int] = set()
+
+    def issued(self, number: int, plan: Plan, cut: Cut) -> None:
+        self._open[number] = _Entry(plan, cut)
+
+    def answered(self, number: int, reply: Reply) -> Plan:
+        """A reply has come out of the window; gives the plan that it belongs to."""
+        plan, cut = self._open[number]
+        plan.answered(cut, reply)
+        return plan
+
+    def delivered(self, number: int) -> None:
+        """A batch has reached the user, or was empty."""
+        entries, delivered = self._open, self._delivered
+        delivered.add(number)
+        plan, cut = entries[number]
+        plan.delivered(cut)
+        while entries and (first := next(iter(entries))) in delivered:
+            delivered.remove(first)
+            self._plan, self._cut = entries.pop(first)
+            self._plan.outstanding -= 1
+            if self._at_end:
+                self._plan.ended()
+
+    @property
+    def _at_end(self) -> bool:
+        return self._plan.exhausted and not self._plan.outstanding
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the last batch was from."""
+        return self._plan.epoch
+
+    @property
+    def place(self) -> Place:
+        """Where the data that was yielded ends."""
+        if self._at_end:
+            return self._plan.end()
+        entries = [self._open[number] for number in self._delivered]
+        return self._plan.place_after(self._cut, [cut for plan, cut in entries if plan is self._plan])
+
+
 class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
     """Iterates the batches of one epoch, or of one after the other; made by `iter(loader)` and `loader.steps(n)`.
 
@@ -48,7 +100,8 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
         plan: Plan,
         pool: Pool,
         *,
-        next_plan: Callable[[int], Plan],
+        next_plan: Callable[[Place], Plan],
+        say: Callable[[str], None],
         limit: int | None,
         window: Window,
         timeout: float | None,
@@ -60,6 +113,7 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
         self._plan = plan
         self._pool = pool
         self._next_plan = next_plan
+        self._say = say
         self._chained = limit is not None
         self._to_issue = limit
         self._window = window
@@ -68,15 +122,12 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
         self._put = partial(backend.place, device=device) if device is not None else None
         self._recorder = recorder
         self._release = release
-        self._entries: dict[int, _Entry] = {}
-        self._delivered: set[int] = set()
         self._due: deque[tuple[int, Reply, Callable[[], Any]]] = deque()
         self._closed = False
         self._failed: str | None = None
         self._yielded = 0
         self._since: float | None = None
-        self.place = plan.place
-        self.epoch = plan.epoch
+        self.progress = Progress(plan)
         self._finalizer = weakref.finalize(self, _close, pool, release, os.getpid())
 
     def __iter__(self) -> LoaderIterator[BatchT]:
@@ -103,7 +154,7 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
             self.close()
             raise
         self._yielded += 1
-        self._account(number)
+        self.progress.delivered(number)
         now = time.monotonic()
         self._since = now
         if not reply.nbytes:  # it did not travel
@@ -149,24 +200,25 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
             popped = window.pop()
             if popped is not None:
                 number, reply = popped[0].number, popped[1]
-                entry = self._entries[number]
-                entry.plan.answered(entry.cut, reply)
+                self.progress.answered(number, reply)
                 self._issue()  # workers go on while the user works
                 if reply.error is None and reply.batch is EMPTY:
                     if self._to_issue is not None:
                         self._to_issue += 1
-                    self._account(number)
+                    self.progress.delivered(number)
                     continue
                 return number, reply
             if not len(window):
                 if self._yielded or not self._plan.resumed:
                     return None
-                self._plan = self._next_plan(self._plan.epoch + 1)  # the state was one of the very end
+                self._plan = self._next_plan(self._plan.end())  # the state was one of the very end
                 continue
             if not wait and not pool.ready():
                 return None
             reply = pool.receive(self._timeout)
             self._recorder.arrived(reply)
+            for text in (reply.extras or {}).get("notices", ()):
+                self._say(text)
             window.arrived(reply)
 
     def _issue(self) -> None:
@@ -178,7 +230,7 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
             if item is None:
                 if not (self._chained and plan.exhausted) or (plan.number == 0 and not plan.resumed):
                     return  # the end; also where an epoch has no batch at all: the next one has none either
-                self._plan = self._next_plan(plan.epoch + 1)
+                self._plan = self._next_plan(plan.end())
                 continue
             cut, batch = item
             number = next(_numbers)
@@ -188,30 +240,9 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
                 number, plan.epoch, batch, cut.indices, cut.first, plan.seed, cut.stride, cut.rank, cut.owner, cut.lane,
                 cut.size,
             )  # fmt: skip
-            self._entries[number] = _Entry(plan, cut)
+            self.progress.issued(number, plan, cut)
             window.add(request)
             self._pool.submit(request)
-
-    # ------------------------------------------------------------------------------------------------ accounts
-
-    def _account(self, number: int) -> None:
-        """A batch has reached the user (or was empty): move the place that a state would save."""
-        entries, delivered = self._entries, self._delivered
-        delivered.add(number)
-        plan = entries[number].plan
-        plan.delivered(entries[number].cut)
-        while entries and (first := next(iter(entries))) in delivered:
-            delivered.remove(first)
-            entry = entries.pop(first)
-            entry.plan.outstanding -= 1
-            self.epoch = entry.plan.epoch
-            if entry.plan.exhausted and not entry.plan.outstanding:
-                self.place = Place(entry.plan.epoch + 1)
-                entry.plan.ended()
-            else:
-                self.place = entry.plan.place_after(entry.cut)
-        if delivered:
-            self.place = plan.place_ahead(self.place, [entries[n].cut for n in sorted(delivered)])
 
 
 def _close(pool: Pool, release: Callable[[Any], None] | None, owner: int) -> None:

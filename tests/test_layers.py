@@ -17,9 +17,9 @@ LAYERS = [
     {"errors", "messages", "protocols", "worker_info"},
     {"tree", "seeding", "ranks", "cores"},
     {"datasets", "streams", "samplers", "collate", "ragged", "transport"},
-    {"fetch", "window", "state", "plan", "stats", "plugins", "cores"},
+    {"fetch", "window", "state", "plan", "stats", "plugins", "cores", "generators", "foreign"},
     {"pools"},
-    {"options", "loop"},
+    {"options", "loop", "epochs"},
     {"loader"},
     {"__init__", "__main__", "testing"},
 ]
