@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from agnoload.foreign import Stranger
 from agnoload.loop import Progress
 from agnoload.samplers.sampler import SeededSampler, draw_from, effective_seed
 from agnoload.seeding import check_seed, draw_seed
-from agnoload.state import LARGEST, Place, Seeds, capture, restore
+from agnoload.state import LARGEST, Place, Seeds
 
 _KINDS = (int, np.integer, np.random.Generator, np.random.RandomState, random.Random)
 
@@ -42,6 +41,12 @@ class Epochs:
     def place(self) -> Place:
         """Where the data that was yielded ends."""
         return self._next if self._progress is None else self._progress.place
+
+    def twin(self) -> Epochs:
+        """Others, that begin where these stand and do not advance the generator: for measurements."""
+        twin = Epochs(self._stranger, self._given, None)
+        twin._next = Place(self.place.epoch, seeds=self.place.seeds)
+        return twin
 
     @property
     def order_seed(self) -> int | None:
@@ -78,33 +83,27 @@ class Epochs:
         """An iterator has been made."""
         self._progress = progress
 
-    def state(self, facts: Mapping[str, Any]) -> dict[str, Any]:
-        """What `restore` takes."""
-        return capture(self.place, facts)
-
-    def restore(self, state: Any, facts: Mapping[str, Any]) -> None:
-        """Let the next iterator begin where a state was taken."""
-        place = restore(state, facts)
-        self._check(place.seeds)
-        if self._numbers is not None:
-            self._numbers.align(place.seeds)
-        self._stranger.forget()
-        self._next = place
-        self._progress = None
-
-    def _check(self, seeds: Seeds) -> None:
-        """A seed that was given must be the one that the state was saved with."""
-        own = self._sampler.seed if isinstance(self._sampler, SeededSampler) else None
-        order = effective_seed(self._sampler, self._given, seeds.samples) if self._given is not None else own
-        if self._given is not None and seeds.samples != self._given:
-            raise StateError(
-                f"this state was saved with seed {seeds.samples}, but this loader was given seed {self._given}"
-            )
+    def check(self, place: Place) -> None:
+        """`StateError` if a seed that was given is not the one that a state was saved with."""
+        seeds, given = place.seeds, self._given
+        if given is not None and seeds.samples != given:
+            raise StateError(f"this state was saved with seed {seeds.samples}, but this loader was given seed {given}")
+        order = self._sampler.seed if isinstance(self._sampler, SeededSampler) else None
+        if given is not None:
+            order = effective_seed(self._sampler, given, given)
         if order is not None and order != seeds.order:
             raise StateError(
                 f"this state was saved with a sampler on seed {seeds.order}, but this loader's is on {order}: give the "
                 "sampler, or the loader, the seed that it had"
             )
+
+    def restore(self, place: Place) -> None:
+        """The next iterator begins where a state was taken."""
+        if self._numbers is not None:
+            self._numbers.align(place.seeds)
+        self._stranger.forget()
+        self._next = place
+        self._progress = None
 
 
 class Numbers:

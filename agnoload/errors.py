@@ -8,6 +8,8 @@ AgnoloadError
 ├── SampleStopped (RuntimeError)                  StopIteration or GeneratorExit out of user code
 ├── WorkerDied (RuntimeError)                     a worker process ended before it answered
 ├── WorkerTimeout (RuntimeError, TimeoutError)    no batch came within `timeout`
+├── TooManyFailed (RuntimeError)                  more samples failed than `max_failed` allows
+├── LoaderClosed (RuntimeError)                   the loader was closed before the end of its data
 └── BackendUnavailable (ImportError)              a backend that this machine cannot run
 
 AgnoloadWarning (UserWarning)                     the category of every warning of this library
@@ -63,7 +65,8 @@ class WorkerDied(AgnoloadError, RuntimeError):
 
     `worker` is its number, `pid` its process, `exitcode` as in `multiprocessing` (negative: minus the signal),
     `batch` and `indices` what it was loading (None when it was idle), `oom_kills` how far the control group's count
-    of out-of-memory kills has moved.
+    of out-of-memory kills has moved, `rss` the most memory that it had resident, in bytes (None where the system does
+    not tell).
     """
 
     def __init__(
@@ -75,6 +78,7 @@ class WorkerDied(AgnoloadError, RuntimeError):
         batch: int | None = None,
         indices: Any = None,
         oom_kills: int = 0,
+        rss: int | None = None,
     ) -> None:
         super().__init__(message)
         self.worker = worker
@@ -83,10 +87,23 @@ class WorkerDied(AgnoloadError, RuntimeError):
         self.batch = batch
         self.indices = indices
         self.oom_kills = oom_kills
+        self.rss = rss
 
 
 class WorkerTimeout(AgnoloadError, RuntimeError, TimeoutError):
     """No batch came within `timeout` seconds; the text names worker, indices, seconds and the worker's stack."""
+
+
+class TooManyFailed(AgnoloadError, RuntimeError):
+    """More samples of an epoch failed than `max_failed` allows; `failed` lists them, with their errors as text."""
+
+    def __init__(self, message: str, failed: Sequence[Any] = ()) -> None:
+        super().__init__(message)
+        self.failed = tuple(failed)
+
+
+class LoaderClosed(AgnoloadError, RuntimeError):
+    """A batch was asked of an iterator that was closed before its end, perhaps by another thread."""
 
 
 class BackendUnavailable(AgnoloadError, ImportError):

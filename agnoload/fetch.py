@@ -18,6 +18,7 @@ from agnoload.plan import REST, Told
 from agnoload.protocols import Empty, IndexArray
 from agnoload.seeding import Purpose, Rewinder, SampleContext
 from agnoload.streams import StreamReader
+from agnoload.tolerance import Retry
 from agnoload.worker_info import WorkerInfo, set_worker_info
 
 REPLACEMENTS = 100
@@ -46,6 +47,7 @@ class Fetcher:
         on_error: Any = "raise",
         choose: Choose | None = None,
         worker_init_fn: Callable[[int], None] | None = None,
+        retry: Retry | None = None,
         drop_last: bool = False,
         stream_start: tuple[int, Any] | None = None,
     ) -> None:
@@ -62,6 +64,7 @@ class Fetcher:
         self._threaded = threaded
         self._on_error = on_error
         self._choose = choose
+        self._retry = retry
         self._drop_last = drop_last
         self._stream_start = stream_start
         self._failures: list[Failure] = []
@@ -80,8 +83,9 @@ class Fetcher:
         self._reader: StreamReader | None = None
         self._reader_epoch = -1
         self._getitems = None if self._stream else getitems_of(self.dataset)
-        plain = self._batched and self.collate_fn is None and self._on_error == "raise" and not self._stream
-        self._gather = gather_of(self.dataset) if plain else None
+        plain = self._batched and self.collate_fn is None and not self._stream
+        careful = callable(self._on_error) or self._on_error != "raise" or self._retry is not None
+        self._gather = gather_of(self.dataset) if plain and not careful else None
         self._collate_into = getattr(self.collate_fn, "accepts_empty", False)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -95,11 +99,15 @@ class Fetcher:
         self._info = None
         self._prepare()
 
+    @property
+    def gathers(self) -> bool:
+        """Whether the dataset gives whole batches, without a sample in between."""
+        return self._gather is not None
+
     def parts(self) -> Mapping[str, Any]:
         """The user's objects in it, by the names that an error shall use."""
         parts = {"dataset": self.dataset, "collate_fn": self.collate_fn, "worker_init_fn": self.worker_init_fn}
-        parts["on_error"] = self._on_error
-        return parts
+        return parts | {"on_error": self._on_error, "retry": self._retry}
 
     def begin(self, worker: int) -> None:
         """Called in a worker before its first request."""
@@ -129,8 +137,10 @@ class Fetcher:
             try:
                 reply = (self._streamed if self._stream else self._mapped)(request, empty, started)
             except (Exception, GeneratorExit) as error:
-                named = _named(error, request)
-                reply = Reply(request.number, self._worker, error=named, started=started, finished=time.monotonic())
+                reply = self._failed(request, error, started)
+            except BaseException as error:  # it ends the loop, here or, sent on by the worker, in the user's process
+                _named(error, request)
+                raise
         if notices := self._generators.notices:
             reply = reply._replace(extras={**(reply.extras or {}), "notices": notices[:]})
             notices.clear()
@@ -139,31 +149,31 @@ class Fetcher:
     def _gathered(self, request: Request, empty: Empty, started: float) -> Reply:
         try:
             batch = self._gather(request.indices, empty)  # type: ignore[misc]
-        except Exception as error:
-            return Reply(
-                request.number, self._worker, error=_named(error, request), started=started, finished=time.monotonic()
-            )
+        except (Exception, GeneratorExit) as error:
+            return self._failed(request, error, started)
         return self._reply(request, batch, len(request.indices), started, time.monotonic(), None)
+
+    def _failed(self, request: Request, error: BaseException, started: float) -> Reply:
+        error = _named(_stopped(error), request)
+        return Reply(request.number, self._worker, error=error, started=started, finished=time.monotonic())
 
     def _mapped(self, request: Request, empty: Empty, started: float) -> Reply:
         if not self._batched:
-            sample = self._sample(request.indices, request)
-            return self._reply(request, self._convert(sample), 1, started, time.monotonic(), None)
-        keys = request.indices.tolist() if isinstance(request.indices, np.ndarray) else list(request.indices)
+            keys = [request.indices]
+        else:
+            keys = request.indices.tolist() if isinstance(request.indices, np.ndarray) else list(request.indices)
         extras = None
-        if self._on_error != "raise":
+        if callable(self._on_error) or self._on_error != "raise":
             samples, kept, failures = self._tolerant(keys, request)
             extras = {"failed": failures} if failures else None
-        elif self._getitems is not None:
-            samples, kept = self._many(keys, request), None
-            if isinstance(samples, Batch):
-                return self._reply(request, samples.data, len(keys), started, time.monotonic(), None)
         else:
-            samples, kept = self._each(keys, request), None
+            samples, kept = self._all(keys, request), keys
         fetched = time.monotonic()
+        if isinstance(samples, Batch):
+            return self._reply(request, samples.data, len(keys), started, fetched, None)
         if not samples and keys:
             return self._reply(request, EMPTY, 0, started, fetched, extras)
-        batch = self._collated(samples, kept if kept is not None else keys, request, empty)
+        batch = self._collated(samples if self._batched else samples[0], kept, request, empty)
         return self._reply(request, batch, len(samples), started, fetched, extras)
 
     def _reply(
@@ -175,24 +185,26 @@ class Fetcher:
 
     # ------------------------------------------------------------------------------------------------ samples
 
-    def _each(self, keys: list[Any], request: Request) -> list[Any]:
-        dataset, context = self.dataset, self._context
-        samples = []
+    def _all(self, keys: list[Any], request: Request) -> Any:
+        """The samples of a request, in one call or one by one; or a `Batch`."""
+        if self._getitems is not None and self._batched:
+            return self._many(keys, request)
+        context, samples = self._context, []
+        load = self.dataset.__getitem__ if self._retry is None else self._again(self.dataset.__getitem__, self._retry)
         try:
             for context.item, key in enumerate(keys):
-                samples.append(dataset[key])
-        except (Exception, GeneratorExit) as error:
+                samples.append(load(key))
+        except BaseException as error:
             raise _at_sample(error, keys[context.item], request, context.item)
         return samples
 
-    def _sample(self, key: Any, request: Request) -> Any:
-        try:
-            return self.dataset[key]
-        except (Exception, GeneratorExit) as error:
-            raise _at_sample(error, key, request, 0)
-
     def _many(self, keys: list[Any], request: Request) -> Any:
-        samples = self._getitems(keys)  # type: ignore[misc]
+        getitems: Any = self._getitems
+        load = getitems if self._retry is None else self._again(getitems, self._retry)
+        try:
+            samples = load(keys)
+        except BaseException as error:
+            raise _stopped(error, f"while {len(keys)} indices were loaded by one call of __getitems__")
         if not isinstance(samples, Batch) and len(samples) != len(keys):
             raise OptionError(
                 f"__getitems__ of {type(self.dataset).__name__} must return one sample for each of the {len(keys)} "
@@ -200,56 +212,86 @@ class Fetcher:
             )
         return samples
 
-    def _tolerant(self, keys: list[Any], request: Request) -> tuple[list[Any], list[Any], list[Failure]]:
+    def _again(self, load: Callable[[Any], Any], retry: Retry) -> Callable[[Any], Any]:
+        """`load` with further tries; each of them draws the same random numbers."""
+
+        def loaded(key: Any) -> Any:
+            self._generators.mark()
+            for pause in retry.pauses:
+                try:
+                    return load(key)
+                except retry.errors:
+                    time.sleep(pause)
+                    self._generators.back()
+            return load(key)
+
+        return loaded
+
+    def _tolerant(self, keys: list[Any], request: Request) -> tuple[Any, list[Any], list[Failure]]:
         """Samples that could be loaded, their keys, and what failed."""
-        samples: list[Any] = []
-        kept: list[Any] = []
-        failures: list[Failure] = []
+        if self._getitems is not None and self._batched:
+            try:
+                return self._many(keys, request), keys, []
+            except Exception:
+                self._generators.seed()  # one by one, as if nothing had been tried
+        load = self.dataset.__getitem__ if self._retry is None else self._again(self.dataset.__getitem__, self._retry)
+        samples, kept, failures = [], [], []
         for item, key in enumerate(keys):
             self._context.item = item
             try:
-                samples.append(self.dataset[key])
-                kept.append(key)
-            except Exception as error:
-                action = self._on_error(error, key) if callable(self._on_error) else self._on_error
-                if action not in ("skip", "replace"):
-                    if action == "raise":
-                        raise _at_sample(error, key, request, item)
-                    raise OptionError(f"on_error must return 'raise', 'skip' or 'replace', got {action!r}") from error
+                got = load(key), key
+            except (Exception, GeneratorExit) as error:
+                raised = _at_sample(error, key, request, item)
                 failures.append(Failure(key, f"{type(error).__name__}: {error}"))
-                if action == "replace":
-                    stand_in, stand_in_key = self._replacement(keys, item, request, error)
-                    samples.append(stand_in)
-                    kept.append(stand_in_key)
+                if self._action(raised, key) == "skip":
+                    continue
+                got = self._replacement(load, keys, item, request, raised)
+            except BaseException as error:
+                raise _at_sample(error, key, request, item)
+            samples.append(got[0])
+            kept.append(got[1])
         self._context.item = 0
         return samples, kept, failures
 
-    def _replacement(self, keys: list[Any], item: int, request: Request, cause: Exception) -> tuple[Any, Any]:
+    def _action(self, error: BaseException, key: Any) -> str:
+        """What `on_error` says to do; "raise" is done at once."""
+        action = self._on_error(error, key) if callable(self._on_error) else self._on_error
+        if action == "raise":
+            raise error
+        if action not in ("skip", "replace"):
+            raise OptionError(f"on_error must return 'raise', 'skip' or 'replace', got {action!r}") from error
+        return str(action)
+
+    def _replacement(
+        self, load: Callable[[Any], Any], keys: list[Any], item: int, request: Request, cause: BaseException
+    ) -> tuple[Any, Any]:
         """Another sample of the epoch in the place of a bad one: the first good one of a random row."""
         context = self._context
         position = context.first + item * context.stride
         rng = seeding.generator(request.seed, request.epoch, Purpose.REPLACE, position, request.rank)
         if self._choose is not None:
-            candidates = self._choose(request.seed, request.epoch, rng, REPLACEMENTS).tolist()
+            chosen = self._choose(request.seed, request.epoch, rng, REPLACEMENTS)
+            candidates = list(dict.fromkeys(chosen.tolist()))
         else:
-            candidates = [keys[place] for place in rng.permutation(len(keys))[:REPLACEMENTS]]
-        for key in dict.fromkeys(candidates):
+            candidates = [keys[place] for place in rng.permutation(len(keys))[:REPLACEMENTS] if place != item]
+        for key in candidates:
+            context.made = None
             try:
-                return self.dataset[key], key
+                return load(key), key
             except Exception:
                 continue
-        error = _at_sample(cause, keys[item], request, item)
-        error.add_note(f"none of {len(candidates)} other samples of the epoch could be loaded in its place")
-        raise error
+        cause.add_note(f"none of {len(candidates)} other samples of the epoch could be loaded in its place")
+        raise cause
 
     # ------------------------------------------------------------------------------------------------ batches
 
-    def _collated(self, samples: list[Any], keys: list[Any] | None, request: Request, empty: Empty) -> Any:
+    def _collated(self, samples: Any, keys: list[Any] | None, request: Request, empty: Empty) -> Any:
+        """A batch of a list of samples, or, without batches, what becomes of the one sample."""
         self._context.item = 0
         self._context.purpose = Purpose.COLLATE
         try:
             if self.collate_fn is None:
-                return collate(samples, empty)
+                return collate(samples, empty) if self._batched else default_convert(samples)
             if self._collate_into:
                 return self.collate_fn(samples, empty=empty)  # type: ignore[call-arg]
             return self.collate_fn(samples)
@@ -260,13 +302,8 @@ class Fetcher:
                     f"indices {' and '.join(map(repr, named))} of batch {request.batch}, epoch {request.epoch}"
                 )
             raise
-        except (Exception, GeneratorExit) as error:
-            where = f"while batch {request.batch} of epoch {request.epoch} was collated"
-            raise _stopped(error, where)
-
-    def _convert(self, sample: Any) -> Any:
-        self._context.purpose = Purpose.COLLATE
-        return default_convert(sample) if self.collate_fn is None else self.collate_fn(sample)
+        except BaseException as error:
+            raise _stopped(error, f"while batch {request.batch} of epoch {request.epoch} was collated")
 
     # ------------------------------------------------------------------------------------------------ streams
 
@@ -288,7 +325,7 @@ class Fetcher:
         if not samples:
             return self._reply(request, EMPTY, 0, started, fetched, extras)
         self._begin_batch(*key)
-        batch = self._collated(samples, None, request, empty) if self._batched else self._convert(samples[0])
+        batch = self._collated(samples if self._batched else samples[0], None, request, empty)
         return self._reply(request, batch, len(samples), started, fetched, extras)
 
     def _reader_for(self, request: Request, failures: list[Failure]) -> StreamReader:
@@ -323,6 +360,8 @@ class Fetcher:
             return True
         if action == "replace":
             error.add_note("on_error='replace' needs a dataset with indices: use 'skip' for a stream")
+        elif action != "raise":
+            raise OptionError(f"on_error must return 'raise' or 'skip', got {action!r}") from error
         return False
 
 
@@ -333,15 +372,16 @@ def _named(error: BaseException, request: Request) -> BaseException:
     return error
 
 
-def _stopped(error: BaseException, where: str) -> BaseException:
+def _stopped(error: BaseException, where: str = "") -> BaseException:
     """User code's StopIteration must not be taken for the end of the data; anything else stays what it is."""
     if isinstance(error, (StopIteration, GeneratorExit)):
-        stopped = SampleStopped(
-            f"{type(error).__name__} was raised {where}: it is an error there, not the end of the data"
-        )
+        name = type(error).__name__
+        what = f"{name} was raised {where}".strip()
+        stopped = SampleStopped(f"{what}: it is an error there, not the end of the data")
         stopped.__cause__ = error
         return stopped
-    error.add_note(where)
+    if where:
+        error.add_note(where)
     return error
 
 

@@ -367,6 +367,7 @@ class RequestGenerators:
         self._kept: list[tuple[int, Settable]] = []
         self._looked_again = False
         self._saved: Any = None
+        self._marked: Any = None
         self.notices: list[str] = []
 
     def __enter__(self) -> None:
@@ -375,22 +376,32 @@ class RequestGenerators:
         if self._shared:
             return
         if not self._own:
-            self._saved = self._process.save(), [kept.save() for _, kept in self._kept]
+            self._saved = self._save()
         self.seed()
 
     def __exit__(self, *error: object) -> None:
         if not self._shared and not self._own:
-            process, states = self._saved
-            self._process.restore(process)
-            for state, (_, kept) in zip(states, self._kept, strict=True):
-                kept.restore(state)
+            self._restore(self._saved)
         if not self._looked_again:
             self._looked_again = True
             self.find()
 
+    def mark(self) -> None:
+        """Remember where all generators stand, for `back`."""
+        if not self._shared:
+            self._marked = self._save()
+            self._restore(self._marked)  # to look has moved them
+
+    def back(self) -> None:
+        """Let the sample that is loaded draw again what it has drawn since `mark`."""
+        self._context.made = None
+        if not self._shared:
+            self._restore(self._marked)
+
     def seed(self) -> None:
         """Put all generators into the state of the request, or of the batch, that the context stands in."""
         context, rewinder = self._context, self._context.rewinder
+        context.made = None
         if self._shared:
             return
         self._process.seed(rewinder, context)
@@ -399,7 +410,15 @@ class RequestGenerators:
                 context.seed, context.epoch, Purpose.ATTRIBUTES, context.first, context.rank, start=sub_key << 32
             )
             kept.seed(rewinder.philox)
-        context.made = None
+
+    def _save(self) -> Any:
+        return self._process.save(), [kept.save() for _, kept in self._kept]
+
+    def _restore(self, state: Any) -> None:
+        process, states = state
+        self._process.restore(process)
+        for each, (_, kept) in zip(states, self._kept, strict=True):
+            kept.restore(each)
 
     def find(self) -> None:
         """Look for generators on the user's objects; called before the first request, and once more after it."""

@@ -6,25 +6,30 @@ which may go out and which batch may come out; a pool answers them in any order.
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import os
 import sys
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
+from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
 from agnoload import plugins
-from agnoload.cores import Choice, adjusted, choose_workers, usable_cores
-from agnoload.datasets import find_caches, find_large_lists, gather_of
+from agnoload.auto import ENOUGH, Choice, adjusted, choose_for_stream, choose_workers
+from agnoload.cores import usable_cores, usable_memory
+from agnoload.datasets import find_caches, find_large_lists
 from agnoload.epochs import Epochs
-from agnoload.errors import AgnoloadWarning, OptionError
+from agnoload.errors import AgnoloadWarning, DatasetNotPicklable, OptionError
 from agnoload.fetch import Fetcher
 from agnoload.foreign import ForeignPlan, Stranger
 from agnoload.generators import Watch
+from agnoload.journal import Journal
 from agnoload.loop import PLACED_AHEAD, LoaderIterator
 from agnoload.messages import Reply, Request
 from agnoload.options import check_options
@@ -33,17 +38,21 @@ from agnoload.pools.inline import InlinePool
 from agnoload.pools.processes import ProcessPool
 from agnoload.pools.start import release_server, use_server
 from agnoload.pools.threads import ThreadPool
-from agnoload.protocols import Backend, IndexArray, Pool
+from agnoload.protocols import Backend, Empty, Fetch, IndexArray, Pool
 from agnoload.ranks import rank_and_world
 from agnoload.samplers.basic import RandomSampler, SequentialSampler
 from agnoload.samplers.sampler import SeededSampler, effective_seed, is_transparent
-from agnoload.state import Place
-from agnoload.stats import Recorder, Stats, Timeline
+from agnoload.state import Place, capture, restore
+from agnoload.stats import Recorder, Stats, Timeline, size_of
 from agnoload.streams import StreamPlan, settle_ranks
-from agnoload.tree import map_leaves
+from agnoload.tolerance import Ceiling
 from agnoload.window import Window
+from agnoload.words import brief, name_of
 
 BatchT = TypeVar("BatchT")
+
+PROBE_PATIENCE = 10.0
+"""Seconds after which a probe for `num_workers="auto"` is given up."""
 
 
 class DataLoader(Generic[BatchT]):
@@ -61,6 +70,10 @@ class DataLoader(Generic[BatchT]):
     on_error: `"raise"`; `"skip"` leaves a bad sample out; `"replace"` takes another sample of the epoch; or a callable
         `(error, index)` that returns one of these.
     max_worker_restarts: how many deaths of workers are survived by loading their requests again.
+    retry: exception types for which a sample is tried again, or a `Retry` that says how often and after which pauses.
+    max_failed: how many samples of an epoch may be skipped or replaced before it is a `TooManyFailed`: a count (int) or
+        a share (float below 1). Counted in the order of the batches; a share is judged as if at least 100 samples had
+        been tried, and once more at the end of the epoch.
 
     Raises `OptionError` for options that cannot work, `BackendUnavailable` for a backend that cannot run here.
 
@@ -99,6 +112,8 @@ class DataLoader(Generic[BatchT]):
         worker_type: str = "process",
         on_error: Any = "raise",
         max_worker_restarts: int = 0,
+        retry: Any = None,
+        max_failed: int | float | None = None,
     ) -> None:
         self._options = options = check_options(
             dataset=dataset, batch_size=batch_size, shuffle=shuffle, sampler=sampler, batch_sampler=batch_sampler,
@@ -106,7 +121,7 @@ class DataLoader(Generic[BatchT]):
             worker_init_fn=worker_init_fn, multiprocessing_context=multiprocessing_context, generator=generator,
             prefetch_factor=prefetch_factor, persistent_workers=persistent_workers, pin_memory_device=pin_memory_device,
             in_order=in_order, device=device, seed=seed, worker_type=worker_type, on_error=on_error,
-            max_worker_restarts=max_worker_restarts,
+            max_worker_restarts=max_worker_restarts, retry=retry, max_failed=max_failed,
         )  # fmt: skip
         self._backend = plugins.get_backend(backend)
         self._place_on = self._backend.check(device, options.pin_memory)
@@ -114,16 +129,22 @@ class DataLoader(Generic[BatchT]):
         self._sampler = self._make_sampler(world)
         self._stranger = Stranger(self._sampler)
         self._rank, self._world_size = self._stranger.share() or rank_and_world(world)
-        self._epochs = Epochs(self._stranger, options.seed, options.generator)
+        self._warned = False
+        self._said: set[str] = set()
+        self._choice: Choice | None = None
+        self._settle(Epochs(self._stranger, options.seed, options.generator))
+
+    def _settle(self, epochs: Epochs) -> None:
+        """Be a loader that has not been iterated yet."""
+        self._epochs = epochs
         self._restored: Plan | None = None
         self._worker_seed: int | None = None
         self._iterators: weakref.WeakSet[LoaderIterator[Any]] = weakref.WeakSet()
         self._idle = _Idle()
-        weakref.finalize(self, _Idle.close, self._idle, os.getpid())
-        self._warned = False
-        self._said: set[str] = set()
+        weakref.finalize(self, _Idle.close, self._idle)
         self._recorder = Recorder()
-        self._choice: Choice | None = None
+        self._counted = self._recorder.sums()
+        self._journal = Journal()
 
     # ------------------------------------------------------------------------------------------------ what it has
 
@@ -245,22 +266,34 @@ class DataLoader(Generic[BatchT]):
 
     def __repr__(self) -> str:
         options = self._options
-        words = [_short(options.dataset)]
+        words = [brief(options.dataset)]
         if options.batch_sampler is not None:
-            words.append(f"batch_sampler={options.batch_sampler!r}")
+            words.append(f"batch_sampler={brief(options.batch_sampler)}")
         else:
             words.append(f"batch_size={options.batch_size}")
         if options.shuffle:
             words.append("shuffle=True")
         if options.sampler is not None:
-            words.append(f"sampler={options.sampler!r}")
-        words.append(f"num_workers={self.num_workers}" + (" (auto)" if options.num_workers is None else ""))
+            words.append(f"sampler={brief(options.sampler)}")
+        words.append(f"num_workers={self.num_workers}")
+        if self._choice is not None:
+            words[-1] += f" (auto: {self._choice.reason})"
+        if options.worker_type != "process":
+            words.append(f"worker_type={options.worker_type!r}")
+        if options.collate_fn is not None:
+            words.append(f"collate_fn={name_of(options.collate_fn)}")
+        if options.drop_last:
+            words.append("drop_last=True")
+        if options.on_error != "raise":
+            words.append(f"on_error={options.on_error!r}")
         if self._backend.name != "numpy":
             words.append(f"backend={self._backend.name!r}")
         if options.device is not None:
             words.append(f"device={options.device!r}")
         words.append(f"seed={self.seed}" if options.generator is None else f"generator={options.generator!r}")
-        return f"DataLoader({', '.join(words)})"
+        with suppress(TypeError):
+            words.append(f"{len(self)} batches")
+        return f"DataLoader({', '.join(words)}, epoch {self.epoch})"
 
     # ------------------------------------------------------------------------------------------------ iteration
 
@@ -278,11 +311,7 @@ class DataLoader(Generic[BatchT]):
         return self._iterate(int(n))
 
     def _iterate(self, limit: int | None) -> LoaderIterator[BatchT]:
-        options = self._options
-        if self._choice is not None:
-            self._choice = adjusted(
-                self._choice, self._recorder.share_waited(), self._recorder.busy(), usable_cores()
-            )  # fmt: skip
+        self._adjust_workers()
         place = self._epochs.begin()
         plan, self._restored = self._restored, None
         if plan is None or plan.place != place:
@@ -290,6 +319,11 @@ class DataLoader(Generic[BatchT]):
         if plan.exhausted and plan.resumed:  # a state of the very end: the next epoch begins
             plan = self._next_plan(plan.end())
         pool, release = self._open_pool(plan)
+        return self._iterator(plan, pool, release, limit)
+
+    def _iterator(
+        self, plan: Plan, pool: Pool, release: Callable[[Any], None] | None, limit: int | None
+    ) -> LoaderIterator[BatchT]:
         try:
             iterator: LoaderIterator[BatchT] = LoaderIterator(
                 plan,
@@ -297,11 +331,13 @@ class DataLoader(Generic[BatchT]):
                 next_plan=self._next_plan,
                 say=self._say_once,
                 limit=limit,
-                window=Window(self._window(), options.in_order),
-                timeout=options.timeout,
+                window=Window(self._window(), self._options.in_order),
+                timeout=self._options.timeout,
                 backend=self._backend,
                 device=self._place_on,
                 recorder=self._recorder,
+                journal=self._journal,
+                ceiling=None if self._options.max_failed is None else Ceiling(self._options.max_failed),
                 release=release,
             )
         except BaseException:
@@ -377,7 +413,9 @@ class DataLoader(Generic[BatchT]):
                 f"the stream has {plan.lanes} lanes for {workers} workers: {workers - plan.lanes} of them have nothing "
                 "to do. Use fewer workers, or a stream with more shards (and `lanes`)"
             )
-        length = len(options.dataset) if hasattr(type(options.dataset), "__len__") else None
+        length = None
+        with suppress(TypeError, AttributeError):  # a stream made of others may have a len that only raises
+            length = len(options.dataset)
         return StreamedPlan(place, plan, options.drop_last, self._say_once, length)
 
     def _say_once(self, text: str) -> None:
@@ -392,12 +430,7 @@ class DataLoader(Generic[BatchT]):
         if self.num_workers == 0:
             return InlinePool(self._fetcher(isolated=False, plan=plan)), None
         if options.worker_type == "thread":
-            threads = ThreadPool(
-                self._fetcher(isolated=False, plan=plan),
-                workers=self.num_workers,
-                window=self._window(),
-                owned=options.stream,
-            )
+            threads = self._make_pool(self._fetcher(isolated=False, plan=plan), self.num_workers)
             return _Watched(threads, self._say_once), None
         fetcher = self._fetcher(isolated=True, plan=plan)
         take_back = self._idle.put if options.persistent_workers else None
@@ -406,11 +439,19 @@ class DataLoader(Generic[BatchT]):
                 return pool, take_back
             pool.close()
         self._warn_once()
+        return self._make_pool(fetcher, self.num_workers), take_back
+
+    def _make_pool(self, fetcher: Fetcher, workers: int) -> Pool:
+        """Workers of the kind that was asked for."""
+        options = self._options
+        window = workers * options.prefetch_factor
+        if options.worker_type == "thread":
+            return ThreadPool(fetcher, workers=workers, window=window, owned=options.stream)
         use_server(self)
-        pool = ProcessPool(
+        return ProcessPool(
             fetcher,
-            workers=self.num_workers,
-            window=self._window() + (PLACED_AHEAD if self._place_on is not None else 0),
+            workers=workers,
+            window=window + (PLACED_AHEAD if self._place_on is not None else 0),
             context=options.context,
             owned=options.stream,
             reuse=options.persistent_workers,
@@ -419,7 +460,6 @@ class DataLoader(Generic[BatchT]):
             fence=self._backend.fence,
             environment=plugins.worker_environment(),
         )
-        return pool, take_back
 
     def _warn_once(self) -> None:
         """Once a loader: what will be slow or large in workers."""
@@ -453,6 +493,7 @@ class DataLoader(Generic[BatchT]):
             on_error=options.on_error,
             choose=_Choose(self._sampler, self._epochs.order_seed) if self._may_replace() else None,
             worker_init_fn=options.worker_init_fn,
+            retry=options.retry,
             drop_last=options.drop_last,
             stream_start=(plan.epoch, plan.reader_start) if isinstance(plan, StreamedPlan) and plan.resumed else None,
         )
@@ -468,7 +509,8 @@ class DataLoader(Generic[BatchT]):
 
         Under 1 KiB for datasets with indices. After the last batch of an epoch it is the start of the next.
         """
-        return self._epochs.state(self._facts())
+        place = self._epochs.place
+        return capture(place, self._facts(bool(place.ahead)))
 
     def load_state_dict(self, state: Any) -> None:
         """Let the next `iter` go on where `state` was taken; reads no data.
@@ -476,20 +518,23 @@ class DataLoader(Generic[BatchT]):
         Any number of workers may go on, any number of ranks at the same position, and another batch size. `StateError`
         with both sides if dataset length, sampler or a given seed differ, or if it is no state at all.
         """
-        self._epochs.restore(state, self._facts(state))
-        self._restored = None
-        if is_transparent(self._sampler):
-            place = self._epochs.place
-            self._restored = self._plan(place)
+        out_of_order = isinstance(state, Mapping) and bool(state.get("ahead"))
+        place = restore(state, self._facts(out_of_order))
+        self._epochs.check(place)
+        # What comes of a position shows here already; a stranger's sampler is not touched before it is needed.
+        self._restored = self._plan(place) if is_transparent(self._sampler) and place.begun else None
+        self._epochs.restore(place)
 
-    def _facts(self, state: Any = None) -> dict[str, Any]:
-        """What must be equal for a state to fit: of `state`, or of one that is taken now."""
+    def _facts(self, out_of_order: bool) -> dict[str, Any]:
+        """What must be equal for a state to fit."""
         options = self._options
         facts: dict[str, Any] = {"kind": "stream", "dataset": type(options.dataset).__name__}
         if not options.stream:
             facts = {"kind": "map", "length": len(options.dataset), "sampler": self._stranger.identity()}
-            if not is_transparent(self._sampler):
-                facts["world_size"] = self._world_size
+        if out_of_order:  # it lists batches of one rank
+            facts |= {"batch_size": options.batch_size, "rank": self._rank}
+        if out_of_order or not (options.stream or is_transparent(self._sampler)):
+            facts["world_size"] = self._world_size
         if options.generator is not None:
             facts["seeds"] = "from a generator"
         return facts
@@ -497,16 +542,22 @@ class DataLoader(Generic[BatchT]):
     # ------------------------------------------------------------------------------------------------ the rest
 
     def stats(self) -> Stats:
-        """What was loaded so far and where the time went, with a verdict in one sentence."""
+        """What was loaded so far and where the time went, with a verdict in one sentence.
+
+        >>> loader = DataLoader(range(10), 4)
+        >>> loader.stats().verdict
+        'nothing was loaded yet'
+        """
         workers = self.num_workers
-        reason = self._choice.reason if self._choice is not None else "as asked for"
-        return self._recorder.stats(workers, f"{workers} workers: {reason}", find_caches(self._options.dataset))
+        choice = "as asked for" if self._choice is None else f"auto: {self._choice.reason}"
+        return self._recorder.stats(workers, choice, usable_cores(), find_caches(self._options.dataset))
 
     @contextmanager
     def trace(self, path: str | os.PathLike[str]) -> Iterator[None]:
         """While the context is open, keep a timeline; at its end, write it for Perfetto and chrome://tracing.
 
-        A row for the consumer (waiting) and one for each worker (fetch, collate, encode).
+        A row for the consumer (wait, work) and one for each worker (wait, fetch, collate, encode). What is loaded
+        without workers stands on the consumer's row.
 
         >>> import json, pathlib, tempfile
         >>> path = pathlib.Path(tempfile.mkdtemp()) / "trace.json"
@@ -514,82 +565,92 @@ class DataLoader(Generic[BatchT]):
         >>> with loader.trace(path):
         ...     for batch in loader: pass
         >>> sorted({event["name"] for event in json.loads(path.read_text())["traceEvents"]})
-        ['collate', 'encode', 'fetch', 'thread_name', 'wait']
+        ['collate', 'fetch', 'thread_name', 'wait', 'work']
         """
-        timeline = Timeline()
-        self._recorder.trace(timeline)
-        try:
-            yield
-        finally:
-            self._recorder.trace(None)
-            timeline.write(path)
+        with open(path, "w", encoding="utf-8") as file:  # now: a path that cannot be written shall not cost a run
+            timeline = Timeline(inline=self.num_workers == 0)
+            self._recorder.trace(timeline)
+            try:
+                yield
+            finally:
+                self._recorder.end_trace(timeline)
+                timeline.write(file)
 
     def benchmark(self, seconds: float = 5.0) -> Benchmark:
-        """Measure the loader by itself, then how fast the loop could be if batches were there already, and print both.
+        """Measure the loader by itself, then what it could give if loading took no time; print both, with advice.
 
-        Runs through batches from the next epoch on for about half of `seconds`, then hands out one batch again and
-        again, converted and placed each time. Epochs count as usual.
+        Half of `seconds` goes to each: to a loop that does nothing with its batches, and to one batch that goes through
+        the loader and its backend again and again. The place in the data, `stats()` and kept workers stay as they are.
         """
         half = max(float(seconds), 0.02) / 2
-        batches, began = 0, time.monotonic()
-        while (elapsed := time.monotonic() - began) < half:
-            for _ in self:
-                batches += 1
-                if time.monotonic() - began >= half:
-                    break
-            else:
-                if not batches:
-                    raise OptionError("benchmark needs at least one batch, this loader has none")
-        ceiling = self._ceiling(half)
-        found = Benchmark(batches / elapsed, ceiling, self.stats().verdict)
+        with self._twin(self.num_workers) as twin:
+            alone, first = _rate(lambda: twin, half)
+            told = twin.stats()
+        with self._twin(0) as twin:
+            plan = twin._plan(Place(twin.epoch))
+            pool = InlinePool(_Again(twin._fetcher(isolated=False, plan=plan)))
+            ceiling, _ = _rate(lambda: twin._iterator(plan, pool, None, sys.maxsize), half)
+        found = Benchmark(alone, ceiling, first, told.samples / told.batches, told.verdict)
         print(found)
         return found
 
-    def _ceiling(self, seconds: float) -> float:
-        fetch = self._fetcher(isolated=False, workers=0)
-        plan = self._plan(self._epochs.following(Place(self.epoch, seeds=self._epochs.place.seeds)))
-        item = plan.next()
-        if item is None:
-            return 0.0
-        cut, number = item
-        request = Request(0, plan.epoch, number, cut.indices, cut.first, plan.seed, cut.stride, cut.rank, size=cut.size)
-        cached = fetch(request, np.empty)
-        if cached.error is not None:
-            raise cached.error
-        count, began = 0, time.monotonic()
-        while (elapsed := time.monotonic() - began) < seconds:
-            given = map_leaves(self._backend.convert, cached.batch)
-            if self._place_on is not None:
-                self._backend.place(given, self._place_on)()
-            count += 1
-        return count / elapsed
+    def _twin(self, workers: int) -> DataLoader[BatchT]:
+        """The same loader once more, for measurements that this one shall not notice."""
+        twin = copy.copy(self)
+        twin._options = dataclasses.replace(self._options, num_workers=workers)
+        twin._settle(self._epochs.twin())
+        return twin
 
     def _choose_workers(self) -> Choice:
-        """The probe for `num_workers="auto"`; the user's generators are left as they were."""
+        """The choice for `num_workers="auto"`: from a look at the dataset, and a probe in a worker of its own."""
         options = self._options
         cores = usable_cores()
         if options.stream:
-            return Choice(max(1, cores - 1), f"a stream cannot be probed without reading it; {cores} usable cores")
-        gathers = options.collate_fn is None and gather_of(options.dataset) is not None
-        batch_size = options.batch_size or 1
-        fetch = self._fetcher(isolated=False, workers=0)
+            return choose_for_stream(options.dataset, cores)
+        fetcher = self._fetcher(isolated=options.worker_type == "process", workers=1)
+        if fetcher.gathers:
+            return Choice(0, "whole batches are gathered in one step, quicker than through a worker", 0)
+        if not hasattr(options.dataset, "__len__") or not len(options.dataset):
+            return Choice(0, "there is nothing to probe", cores)
+        try:
+            pool = self._make_pool(fetcher, 1)
+        except DatasetNotPicklable as error:
+            return Choice(0, f"workers cannot have it: {error}", 0)
+        size = options.batch_size or getattr(options.batch_sampler, "batch_size", None) or 1
+        with closing(pool):
+            return choose_workers(
+                partial(self._probe, pool), size, options.prefetch_factor, cores, usable_memory()
+            )  # fmt: skip
 
-        def load(index: int) -> None:
-            key: Any = index if options.batch_size is None and options.batch_sampler is None else [index]
-            reply = fetch(Request(0, 0, 0, key, 0, self.seed), np.empty)
-            if reply.error is not None:
-                raise reply.error
+    def _probe(self, pool: Pool, count: int) -> tuple[float, int]:
+        """Load samples from all over the dataset: the seconds in the worker, and the bytes of the batch."""
+        keys: Any = np.linspace(0, len(self._options.dataset) - 1, count).astype(np.int64)
+        if self._options.batch_size is None and self._options.batch_sampler is None:
+            keys = int(keys[0])
+        pool.submit(Request(count, self.epoch, 0, keys, 0, self.seed))
+        reply = pool.receive(PROBE_PATIENCE)
+        if reply.error is not None:
+            raise reply.error
+        return reply.finished - reply.started, size_of(reply.batch)
 
-        return choose_workers(None if gathers else load, len(options.dataset), batch_size, cores)
+    def _adjust_workers(self) -> None:
+        """Before an epoch: what the last one has shown about the choice."""
+        if self._choice is not None:
+            sums = self._recorder.sums()
+            choice = adjusted(self._choice, sums.since(self._counted), usable_cores())
+            if choice is not self._choice or sums.batches - self._counted.batches >= ENOUGH:
+                self._counted = sums
+            self._choice = choice
 
     def close(self) -> None:
         """End all workers, within a second whatever they do; twice is fine, and iterating again starts afresh.
 
-        Iterators that are under way end; batches that were yielded stay valid.
+        An iterator that was under way raises `LoaderClosed`, also where another thread waits in it; batches that were
+        yielded stay valid. Any thread and a signal handler may call this.
         """
         for iterator in list(self._iterators):
             iterator.close()
-        self._idle.close(os.getpid())
+        self._idle.close()
         release_server(self)
 
     def __enter__(self) -> DataLoader[BatchT]:
@@ -600,39 +661,84 @@ class DataLoader(Generic[BatchT]):
 
 
 class Benchmark(NamedTuple):
-    """What `loader.benchmark()` found, in batches a second."""
+    """What `loader.benchmark()` found: batches a second of the loader alone and at its ceiling."""
 
     loader: float
     ceiling: float
+    first_batch: float
+    """Seconds until the first batch, workers started."""
+    batch_size: float
+    """Samples a batch, on average."""
     verdict: str
 
     def __str__(self) -> str:
         return (
-            f"the loader alone: {self.loader:,.1f} batches/s\n"
-            f"one batch again and again: {self.ceiling:,.1f} batches/s\n{self.verdict}"
+            f"the loader alone: {self.loader:,.1f} batches/s, {self.loader * self.batch_size:,.0f} samples/s, "
+            f"the first batch after {self.first_batch:.2f} s\n"
+            f"one batch again and again: {self.ceiling:,.1f} batches/s, the most that it can give\n{self.advice}"
         )
+
+    @property
+    def advice(self) -> str:
+        """What to do with these numbers."""
+        if self.loader > 0.5 * self.ceiling:
+            return "loading takes little: the rest is a batch's way to the user, and larger batches make it cheaper"
+        return (
+            f"a loop that works {1e3 / self.loader:.3g} ms or more on a batch need not wait; one that does nothing "
+            f"{self.verdict}"
+        )
+
+
+class _Again:
+    """Loads once, and answers every request with that."""
+
+    def __init__(self, fetch: Fetch) -> None:
+        self._fetch = fetch
+        self._reply: Reply | None = None
+
+    def __call__(self, request: Request, empty: Empty) -> Reply:
+        if self._reply is None:
+            self._reply = self._fetch(request, empty)._replace(extras=None, end=False)
+        return self._reply._replace(number=request.number)
+
+
+def _rate(batches: Callable[[], Iterable[Any]], seconds: float) -> tuple[float, float]:
+    """Go through batches, and through them again, for a while: batches a second after the first, and when that came."""
+    began = now = time.monotonic()
+    first, count = 0.0, 0
+    while now - began < seconds:
+        before = count
+        for _ in batches():
+            now = time.monotonic()
+            count += 1
+            first = first or now - began
+            if now - began >= seconds:
+                break
+        if count == before:
+            raise OptionError("benchmark needs at least one batch, this loader has none")
+    return (count - 1) / (now - began - first) if count > 1 else 1 / first, first
 
 
 class _Idle:
     """The kept workers of a loader between two iterators."""
 
     def __init__(self) -> None:
-        self._owner = os.getpid()
         self._pool: ProcessPool | None = None
 
     def take(self) -> ProcessPool | None:
+        """The pool, if there is one and it is this process's, not that of the one it was forked from."""
         pool, self._pool = self._pool, None
-        return pool
+        return pool if pool is not None and pool.is_ours else None
 
     def put(self, pool: ProcessPool) -> None:
-        if self._pool is None:
+        if self._pool is not None and self._pool.is_ours:
+            pool.close()
+        else:
             pool.abandon()
             self._pool = pool
-        else:
-            pool.close()
 
-    def close(self, owner: int) -> None:
-        if (pool := self.take()) is not None and owner == self._owner:
+    def close(self) -> None:
+        if (pool := self.take()) is not None:
             pool.close()
 
 
@@ -642,7 +748,7 @@ class _Watched:
     Between the first request and the first reply the user's own thread waits here, so it is not the one who draws.
     """
 
-    def __init__(self, pool: ThreadPool, say: Callable[[str], None]) -> None:
+    def __init__(self, pool: Pool, say: Callable[[str], None]) -> None:
         self._pool = pool
         self._say = say
         self._watch: Watch | None = None
@@ -699,13 +805,3 @@ def _outside() -> int:
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("agnoload."):
         level, frame = level + 1, frame.f_back
     return level
-
-
-def _short(dataset: Any) -> str:
-    """A dataset in a word or two: its own repr if that is short."""
-    kind: Any = type(dataset)
-    if kind.__repr__ is object.__repr__:
-        length = f"{len(dataset)} samples" if hasattr(dataset, "__len__") else ""
-        return f"{kind.__name__}({length})"
-    text = repr(dataset)
-    return text if len(text) <= 60 and "\n" not in text else f"<{type(dataset).__name__}>"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 import weakref
 from collections import deque
@@ -11,16 +12,20 @@ from functools import partial
 from itertools import count
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from agnoload.errors import AgnoloadError
+from agnoload.errors import AgnoloadError, LoaderClosed, SampleStopped
+from agnoload.journal import Journal
 from agnoload.messages import EMPTY, Reply, Request
 from agnoload.plan import Cut, Plan
 from agnoload.protocols import Backend, Pool
 from agnoload.state import Place
 from agnoload.stats import Recorder
-from agnoload.tree import map_leaves, walk
+from agnoload.tolerance import Ceiling
+from agnoload.tree import map_leaves
 from agnoload.window import Window
 
 BatchT = TypeVar("BatchT")
+
+CLOSED = "was closed before its end"
 
 PLACED_AHEAD = 2
 """Batches whose copy to a device is under way before they are due."""
@@ -92,7 +97,8 @@ class Progress:
 class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
     """Iterates the batches of one epoch, or of one after the other; made by `iter(loader)` and `loader.steps(n)`.
 
-    It owns its pool unless `release` says where the pool goes back to.
+    It owns its pool unless `release` says where the pool goes back to. Several threads may share it: each batch goes to
+    one of them.
     """
 
     def __init__(
@@ -108,6 +114,8 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
         backend: Backend,
         device: Any,
         recorder: Recorder,
+        journal: Journal,
+        ceiling: Ceiling | None,
         release: Callable[[Any], None] | None,
     ) -> None:
         self._plan = plan
@@ -121,56 +129,82 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
         self._convert = None if type(backend) is Backend else partial(map_leaves, backend.convert)
         self._put = partial(backend.place, device=device) if device is not None else None
         self._recorder = recorder
+        self._journal = journal
+        self._ceiling = ceiling
         self._release = release
         self._due: deque[tuple[int, Reply, Callable[[], Any]]] = deque()
-        self._closed = False
-        self._failed: str | None = None
+        self._turn = threading.RLock()
+        self._busy = self._closed = False
+        self._over: str | None = None
+        """Why there is no more, None at the natural end."""
+        self._stuck: Exception | None = None
+        """What the sampler or the next epoch raised: due when all that was asked for before has been delivered."""
         self._yielded = 0
         self._since: float | None = None
+        self._ends: dict[int, float] = {}
         self.progress = Progress(plan)
-        self._finalizer = weakref.finalize(self, _close, pool, release, os.getpid())
+        self._finalizer = weakref.finalize(self, _give_back, pool, release, os.getpid())
 
     def __iter__(self) -> LoaderIterator[BatchT]:
         return self
 
     def __next__(self) -> BatchT:
-        if self._closed:
-            if self._failed is not None:
-                raise AgnoloadError(f"this iterator has ended with an error ({self._failed}): make a new one")
-            raise StopIteration
-        began = time.monotonic()
-        since = self._since or began
-        try:
-            due = self._take()
+        with self._turn:
+            if self._closed:
+                if self._over is None:
+                    raise StopIteration
+                kind = LoaderClosed if self._over is CLOSED else AgnoloadError
+                raise kind(f"this iterator {self._over}: make a new one")
+            try:
+                self._busy = True
+                due = self._next()
+            except (StopIteration, GeneratorExit) as error:  # out of user code: not the end of the data
+                self._end_with(error)
+                raise SampleStopped(f"{type(error).__name__} was raised while a batch was made ready") from error
+            except BaseException as error:
+                self._end_with(error)
+                raise
+            self._busy = False
             if due is None:
-                self.close()
+                self._close(None)
                 raise StopIteration
-            number, reply, give = due
-            batch = give()
-        except StopIteration:
-            raise
-        except BaseException as error:
-            self._failed = type(error).__name__
-            self.close()
-            raise
-        self._yielded += 1
-        self.progress.delivered(number)
-        now = time.monotonic()
-        self._since = now
-        if not reply.nbytes:  # it did not travel
-            reply = reply._replace(nbytes=sum(leaf.nbytes for _, leaf in walk(reply.batch) if hasattr(leaf, "nbytes")))
-        self._recorder.delivered(reply, since, began, now)
-        return batch  # type: ignore[no-any-return]
+            return due[0]
 
     def close(self) -> None:
         """Give the pool back, or end it; what was prefetched is lost, what was yielded stays valid."""
+        self._close(CLOSED)
+
+    def _end_with(self, error: BaseException) -> None:
+        self._busy = False
+        if isinstance(error, LoaderClosed) and threading.current_thread().daemon and _exiting():
+            threading.Event().wait()  # the interpreter ends and takes this thread along: it has nobody to tell
+        self._close(f"has ended with an error ({type(error).__name__})")
+
+    def _close(self, why: str | None) -> None:
         if not self._closed:
+            self._over = why
             self._closed = True
             self._due.clear()
             self._finalizer.detach()
-            _close(self._pool, self._release, os.getpid())
+            # A pool that somebody waits in cannot serve another iterator: it ends, and wakes them.
+            _give_back(self._pool, None if self._busy else self._release, os.getpid())
 
     # ------------------------------------------------------------------------------------------------ the loop
+
+    def _next(self) -> tuple[BatchT] | None:
+        """The next batch, None at the end."""
+        began = time.monotonic()
+        due = self._take()
+        if due is None:
+            return None
+        number, reply, give = due
+        batch = give()
+        self._yielded += 1
+        self.progress.delivered(number)
+        now = time.monotonic()
+        self._recorder.delivered(reply, self._since, began, now)
+        self._since = now
+        return (batch,)
 
     def _take(self) -> tuple[int, Reply, Callable[[], Any]] | None:
         """The next batch to give out, its number and what makes it; None at the end."""
@@ -183,9 +217,15 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
             got = self._next_reply(wait=not due)
             if got is None:
                 break
-            reply = got[1]
-            due.append((*got, partial(self._made, reply) if reply.error is not None else put(self._made(reply))))
+            due.append((*got, self._placed(put, got[1])))
         return due.popleft() if due else None
+
+    def _placed(self, put: Callable[[Any], Callable[[], Any]], reply: Reply) -> Callable[[], Any]:
+        """Start a batch on its way to the device; an error is due when the batch is."""
+        try:
+            return put(self._made(reply))
+        except Exception as error:
+            return partial(self._made, reply._replace(error=error))
 
     def _made(self, reply: Reply) -> Any:
         if reply.error is not None:
@@ -200,7 +240,8 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
             popped = window.pop()
             if popped is not None:
                 number, reply = popped[0].number, popped[1]
-                self.progress.answered(number, reply)
+                plan = self.progress.answered(number, reply)
+                reply = self._heard(reply, plan.epoch)
                 self._issue()  # workers go on while the user works
                 if reply.error is None and reply.batch is EMPTY:
                     if self._to_issue is not None:
@@ -209,30 +250,51 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
                     continue
                 return number, reply
             if not len(window):
+                if self._stuck is not None:
+                    raise self._stuck
                 if self._yielded or not self._plan.resumed:
+                    self._judge(self._plan.epoch)
                     return None
                 self._plan = self._next_plan(self._plan.end())  # the state was one of the very end
                 continue
             if not wait and not pool.ready():
                 return None
             reply = pool.receive(self._timeout)
-            self._recorder.arrived(reply)
-            for text in (reply.extras or {}).get("notices", ()):
-                self._say(text)
+            self._recorder.arrived(reply, self._ends)
             window.arrived(reply)
+
+    def _heard(self, reply: Reply, epoch: int) -> Reply:
+        """Take note of what was said and of what failed while a batch was loaded; that may be an error in its place."""
+        extras = reply.extras or {}
+        failures = extras.get("failed", ())
+        self._recorder.noted(extras)
+        try:
+            self._journal.replay(extras.get("said"))
+            for text in extras.get("notices", ()):
+                self._say(text)
+        except Exception as warning:  # it is an error where the user has said so
+            return reply._replace(error=warning, batch=None)
+        if self._ceiling is not None and (error := self._ceiling.count(epoch, reply.samples, failures)):
+            return reply._replace(error=error, batch=None)
+        return reply
+
+    def _judge(self, epoch: int) -> None:
+        """At the end of an epoch: whether too much of it has failed."""
+        if self._ceiling is not None and (error := self._ceiling.ended(epoch)):
+            raise error
 
     def _issue(self) -> None:
         """Submit requests while the window has room and there is something to ask for."""
         window = self._window
-        while window.room and self._to_issue != 0:
-            plan = self._plan
-            item = plan.next()
+        while window.room and self._to_issue != 0 and self._stuck is None:
+            try:
+                item = self._next_item()
+            except Exception as error:
+                self._stuck = error
+                return
             if item is None:
-                if not (self._chained and plan.exhausted) or (plan.number == 0 and not plan.resumed):
-                    return  # the end; also where an epoch has no batch at all: the next one has none either
-                self._plan = self._next_plan(plan.end())
-                continue
-            cut, batch = item
+                return
+            plan, cut, batch = item
             number = next(_numbers)
             if self._to_issue is not None:
                 self._to_issue -= 1
@@ -244,9 +306,25 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
             window.add(request)
             self._pool.submit(request)
 
+    def _next_item(self) -> tuple[Plan, Cut, int] | None:
+        """What to ask for next, of this epoch or the next one; None at the end, or for now."""
+        while True:
+            plan = self._plan
+            item = plan.next()
+            if item is not None:
+                return plan, *item
+            if not (self._chained and plan.exhausted) or (plan.number == 0 and not plan.resumed):
+                return None  # also where an epoch has no batch at all: the next one has none either
+            self._plan = self._next_plan(plan.end())
 
-def _close(pool: Pool, release: Callable[[Any], None] | None, owner: int) -> None:
+
+def _give_back(pool: Pool, release: Callable[[Any], None] | None, owner: int) -> None:
     if release is not None and os.getpid() == owner:
         release(pool)
     else:
         pool.close()
+
+
+def _exiting() -> bool:
+    """Whether the interpreter has begun to end."""
+    return not threading.main_thread().is_alive()

@@ -14,6 +14,7 @@ from agnoload.errors import AgnoloadWarning, OptionError
 from agnoload.pools.start import method_of
 from agnoload.seeding import check_seed
 from agnoload.streams import is_stream
+from agnoload.tolerance import Retry, check_max_failed, check_retry
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,8 @@ class Options:
     worker_type: str
     on_error: Any
     max_worker_restarts: int
+    retry: Retry | None
+    max_failed: int | float | None
 
 
 def check_options(
@@ -69,6 +72,8 @@ def check_options(
     worker_type: Any,
     on_error: Any,
     max_worker_restarts: Any,
+    retry: Any,
+    max_failed: Any,
 ) -> Options:
     """Check every option by itself and against the others; `OptionError` for the first that cannot work."""
     stream = _is_stream(dataset, sampler is not None or batch_sampler is not None)
@@ -136,6 +141,8 @@ def check_options(
         worker_type=worker_type,
         on_error=on_error,
         max_worker_restarts=_integer("max_worker_restarts", max_worker_restarts, 0, "a non-negative int"),
+        retry=check_retry(retry),
+        max_failed=check_max_failed(max_failed),
     )
 
 

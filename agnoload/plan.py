@@ -52,6 +52,7 @@ class Plan:
         self.outstanding = 0
         self.exhausted = False
         self._iterator = self._cuts(place.position)
+        self._broken: Exception | None = None
         self._next = self._pull()
 
     def _cuts(self, position: int) -> Iterator[Cut]:
@@ -81,12 +82,17 @@ class Plan:
         """The next batch and its number in the epoch, or None at the end."""
         cut = self._next
         if cut is None:
+            if self._broken is not None:
+                raise self._broken
             return None
         self._next = None
         number = self.number
         self.number += 1
         self.outstanding += 1
-        self._next = self._pull()
+        try:
+            self._next = self._pull()
+        except Exception as error:  # a sampler's: the batch that it gave before is still good
+            self._next, self._broken = None, error
         return cut, number
 
     def answered(self, cut: Cut, reply: Reply) -> None:

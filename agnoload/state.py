@@ -55,7 +55,9 @@ def capture(place: Place, facts: Mapping[str, Any]) -> dict[str, Any]:
         "facts": dict(facts),
     }
     if place.seeds.drawn:
-        state |= {"drawn": place.seeds.drawn, "begun": place.begun}
+        state["drawn"] = place.seeds.drawn
+    if not place.begun:
+        state["begun"] = False
     if place.ahead:
         state["ahead"] = [list(pair) for pair in place.ahead]
     for name in ("sampler", "stream"):

@@ -15,9 +15,9 @@ BACKENDS = ROOT / "backends"
 
 LAYERS = [
     {"errors", "messages", "protocols", "worker_info"},
-    {"tree", "seeding", "ranks", "cores"},
+    {"tree", "seeding", "ranks", "reach", "cores", "words"},
     {"datasets", "streams", "samplers", "collate", "ragged", "transport"},
-    {"fetch", "window", "state", "plan", "stats", "plugins", "cores", "generators", "foreign"},
+    {"fetch", "window", "state", "plan", "foreign", "generators", "stats", "plugins", "auto", "tolerance", "journal"},
     {"pools"},
     {"options", "loop", "epochs"},
     {"loader"},

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from agnoload.errors import OptionError
 from agnoload.protocols import Empty, IndexArray
+from agnoload.words import brief, counted, name_of
 
 if TYPE_CHECKING:
     from agnoload.datasets.combine import ConcatDataset
@@ -42,6 +43,9 @@ class Dataset(Generic[T_co]):
         from agnoload.datasets.combine import ConcatDataset  # it is made of this class
 
         return ConcatDataset([self, other])
+
+    def __repr__(self) -> str:
+        return counted(self)
 
     def map(self, function: Callable[[T_co], R]) -> MappedDataset[R]:
         """This dataset with each sample replaced by `function(sample)`, called when the sample is loaded."""
@@ -84,7 +88,7 @@ class MappedDataset(Dataset[R], Forwarding):
         return getitems_of(self.dataset) is not None
 
     def __repr__(self) -> str:
-        return f"{self.dataset!r}.map({name_of(self.function)})"
+        return f"{brief(self.dataset)}.map({name_of(self.function)})"
 
 
 class Batch(Generic[T]):
@@ -203,8 +207,3 @@ def _probe(length: int) -> npt.NDArray[np.bool_]:
     """One byte that looks like an array of that length: to index it is the quickest check of indices there is, some
     0.3 microseconds where a look at the smallest and the largest takes 1.3, and 7 once the caches are cold."""
     return np.broadcast_to(np.False_, (length,))
-
-
-def name_of(function: Any) -> str:
-    """A function as a person would name it."""
-    return getattr(function, "__qualname__", None) or repr(function)

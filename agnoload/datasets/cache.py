@@ -25,6 +25,7 @@ from agnoload.datasets.base import Dataset, checked_index, length_of
 from agnoload.errors import AgnoloadWarning, OptionError
 from agnoload.seeding import check_seed
 from agnoload.transport.shared import SharedFile, is_sending
+from agnoload.words import brief
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -161,7 +162,7 @@ class CachedDataset(Dataset[T_co]):
         self._map_memory(state.get("_shared"))
 
     def __repr__(self) -> str:
-        return f"CachedDataset({self.dataset!r}, {self.nbytes} of {self.max_bytes} bytes, {self.hits} hits)"
+        return f"CachedDataset({brief(self.dataset)}, {self.nbytes} of {self.max_bytes} bytes, {self.hits} hits)"
 
 
 class _Record(NamedTuple):

@@ -23,6 +23,7 @@ from agnoload.datasets.base import (
 )
 from agnoload.errors import OptionError
 from agnoload.protocols import Empty, IndexArray
+from agnoload.words import brief
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -79,8 +80,8 @@ class StackDataset(Dataset[Any], Forwarding):
 
     def __repr__(self) -> str:
         if isinstance(self.datasets, dict):
-            return f"StackDataset({', '.join(f'{name}={part!r}' for name, part in self.datasets.items())})"
-        return f"StackDataset({', '.join(map(repr, self.datasets))})"
+            return f"StackDataset({', '.join(f'{name}={brief(part)}' for name, part in self.datasets.items())})"
+        return f"StackDataset({', '.join(map(brief, self.datasets))})"
 
 
 class ConcatDataset(Dataset[T_co], Forwarding):
@@ -149,7 +150,7 @@ class ConcatDataset(Dataset[T_co], Forwarding):
         return batch
 
     def __repr__(self) -> str:
-        return f"ConcatDataset([{', '.join(map(repr, self.datasets))}])"
+        return f"ConcatDataset([{', '.join(map(brief, self.datasets))}])"
 
 
 def _empty_batch(rows: Any, size: int, empty: Empty) -> Any:
@@ -213,7 +214,7 @@ class Subset(Dataset[T_co], Forwarding):
         return self.indices[indices]
 
     def __repr__(self) -> str:
-        return f"Subset({len(self)} of {self.dataset!r})"
+        return f"Subset({len(self)} of {brief(self.dataset)})"
 
 
 def _as_indices(indices: Any, length: int) -> npt.NDArray[np.int64]:

@@ -4,11 +4,17 @@ Workers pull: any free worker reads the next ticket from one pipe, so nothing is
 free. Requests that must be answered by one worker (streams) go through a pipe of its own. All replies come back through
 one pipe. Tickets have a fixed size below the kernel's atomic limit, and fewer are under way than a pipe holds, so
 neither side can block while it writes, and a worker killed in the middle of anything leaves no half ticket.
+
+One thread at a time is inside a pool. Whoever closes it meanwhile, another thread or a signal handler, wakes that
+thread and leaves the rest to it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import math
+import mmap
 import os
 import pickle
 import select
@@ -22,7 +28,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from agnoload.errors import AgnoloadError, AgnoloadWarning, WorkerDied, WorkerTimeout
+from agnoload.errors import AgnoloadError, AgnoloadWarning, LoaderClosed, WorkerDied, WorkerTimeout
+from agnoload.journal import settings
 from agnoload.messages import Reply, Request
 from agnoload.pools.start import THREADS, Process, Start, method_of, start_process
 from agnoload.pools.worker import (
@@ -35,20 +42,26 @@ from agnoload.pools.worker import (
     REPLY,
     REQUEST,
     STARTUP,
-    TICKETS,
     Control,
     Stage,
     WorkerFetch,
+    checksum,
 )
 from agnoload.transport import byvalue
 from agnoload.transport.arena import LENT_LIMIT, Arena, Attach, Fence, Slot
-from agnoload.transport.failures import restore
+from agnoload.transport.failures import Described, restore
 from agnoload.transport.payload import digest, pack
 from agnoload.transport.shared import sending
 from agnoload.transport.wire import Place, decode
 
 SILENCE = 60.0
 """Seconds without a batch after which one warning tells what the workers are doing."""
+
+TICKETS = 512
+"""Tickets under way at most, fewer where pipes are small."""
+
+ASKED, TERMINATED, KILLED = 0.1, 0.3, 0.5
+"""Seconds that a worker has, when its pool is closed, to end as it was asked to, by SIGTERM, by SIGKILL."""
 
 
 class _Flight:
@@ -91,77 +104,138 @@ class ProcessPool:
         self._tickets = 0
         self._ready: deque[Reply] = deque()
         self._fatal: BaseException | None = None
+        self._warned = False
         self._oom = oom_kills()
-        self._closed = False
+        self._inside = threading.RLock()
+        self._closed = self._ended = False
         self._processes: dict[int, Process] = {}
-        self._extra: list[int] = []
-        self._payload = -1
-        self._digest = digest(fetch) if reuse else None
-        self._poll = select.poll()
+        self._pids: dict[int, int] = {}
         self._by_sentinel: dict[int, int] = {}
-        if method_of(self._context) == "fork":
-            _warn_about_threads()
-        else:
-            around = surroundings(environment or {})
-            with sending() as self._extra:
-                self._payload = pack(fetch, around, fetch.parts(), method_of(self._context))
-        self._arena = Arena(1 + workers, window + workers + 1, attach, fence)
-        self._control = Control(self._arena.fd, workers)
-        self._replies, self._replies_w = os.pipe()
-        os.set_blocking(self._replies, False)
-        self._pipes = [os.pipe() for _ in range(workers if owned else 1)]
-        self._poll.register(self._replies, select.POLLIN)
+        self._poll = select.poll()
+        self._arena: Arena | None = None
+        self._payload = self._replies = self._replies_w = -1
+        self._pipes: list[tuple[int, int]] = []
+        self._extra: list[int] = []
+        self._digest: bytes | None = None
         try:
-            for worker in range(workers):
-                self._start(worker)
+            self._open(window, reuse, attach, fence, environment or {})
         except BaseException:
             self.close()
             raise
 
+    def _open(
+        self, window: int, reuse: bool, attach: Attach | None, fence: Fence | None, environment: Mapping[str, str]
+    ) -> None:
+        method, workers, fetch = method_of(self._context), self._workers, self._fetch
+        if method == "fork":
+            _warn_about_threads()
+        else:
+            with sending() as self._extra:
+                self._payload = pack(fetch, surroundings(environment), fetch.parts(), method)
+        if reuse:
+            with contextlib.suppress(*(() if method != "fork" else (Exception,))):  # a fork may hold what cannot pickle
+                self._digest = digest(fetch)
+        self._arena = Arena(1 + workers, window + workers + 1, attach, fence)
+        self._control = Control(self._arena.fd, workers)
+        self._replies, self._replies_w = os.pipe()
+        os.set_blocking(self._replies, False)
+        for _ in range(workers if self._owned else 1):
+            self._pipes.append(os.pipe())
+        room = min(_tickets_in(self._replies, REPLY.size), _tickets_in(self._pipes[0][0], REQUEST.size))
+        self._room = max(min(TICKETS, room - workers - 1), 1)  # beside one that stops each worker, one that wakes us
+        self._poll.register(self._replies, select.POLLIN)
+        for worker in range(workers):
+            self._start(worker)
+
     # ------------------------------------------------------------------------------------------------ the protocol
 
     def submit(self, request: Request) -> None:
-        slot = self._arena.take()
-        self._arena.trim()
-        flight = self._flights[request.number] = _Flight(request, slot)
-        self._send(flight)
+        self._enter()
+        try:
+            slot = self.arena.take()
+            self.arena.trim()
+            flight = self._flights[request.number] = _Flight(request, slot)
+            self._send(flight)
+        finally:
+            self._leave()
 
     def receive(self, timeout: float | None = None) -> Reply:
         """The next reply, in the order in which they come; `WorkerTimeout` after `timeout` seconds without one."""
-        began = time.monotonic()
-        warned = False
-        while not self._ready:
-            if self._fatal is not None:
-                raise self._fatal
-            if all(flight.abandoned for flight in self._flights.values()):
-                raise AgnoloadError("receive() was called while no request was under way")
-            waited = time.monotonic() - began
-            if timeout is not None and waited >= timeout:
-                raise self._timed_out(waited)
-            if waited >= SILENCE and not warned:
-                warned = True
-                warnings.warn(f"no batch for {waited:.0f} s: {self._doing()[0]}", AgnoloadWarning, stacklevel=4)
-            limits = [limit - waited for limit in (timeout, None if warned else SILENCE) if limit is not None]
-            self._wait(min(limits) if limits else None)
-        return self._ready.popleft()
+        self._enter()
+        try:
+            began = time.monotonic()
+            while not self._ready:
+                self._wait_on(timeout, time.monotonic() - began)
+            return self._ready.popleft()
+        finally:
+            self._leave()
 
     def ready(self) -> bool:
-        if not self._ready:
-            self._take_replies()
-        return bool(self._ready)
+        self._enter()
+        try:
+            if not self._ready:
+                self._take_replies()
+            return bool(self._ready)
+        finally:
+            self._leave()
 
     def close(self) -> None:
-        """End all workers, whatever they do, within a second, and close every descriptor."""
+        """End all workers, whatever they do, within a second, and close every descriptor.
+
+        A thread that is in `receive` is woken and gets `LoaderClosed`.
+        """
         if self._closed:
             return
         self._closed = True
-        if os.getpid() == self._pid:
-            self._end(self._processes.values())
-        for fd in (self._replies, self._replies_w, self._payload, *self._extra, *(fd for p in self._pipes for fd in p)):
+        if not self.is_ours:
+            self._ended = True
+            self._let_go()
+            return
+        if self._replies_w >= 0:
+            os.write(self._replies_w, REPLY.pack(*[-1] * 10, *[0.0] * 4))
+        if not self._inside._is_owned():  # type: ignore[attr-defined]  # a signal handler: what it interrupted ends
+            self._end_all()
+
+    # ------------------------------------------------------------------------------------------------ one at a time
+
+    def _enter(self) -> None:
+        check_process(self._pid)
+        self._inside.acquire()
+        if self._closed:
+            self._leave()
+            raise LoaderClosed("the loader was closed before the end of its data")
+
+    def _leave(self) -> None:
+        self._inside.release()
+        if self._closed and not self._inside._is_owned():  # type: ignore[attr-defined]
+            self._end_all()
+
+    def _end_all(self) -> None:
+        with self._inside:
+            if self._ended:
+                return
+            self._ended = True
+            processes = list(self._processes.values())
+            try:
+                self._ask_to_stop()
+                _end(processes, ((0, ASKED), (signal.SIGTERM, TERMINATED), (signal.SIGKILL, KILLED)))
+            except BaseException:  # Ctrl-C, a second time
+                for process in processes:
+                    process.kill(signal.SIGKILL)
+                raise
+            finally:
+                for process in processes:
+                    process.close()
+                self._let_go()
+
+    def _let_go(self) -> None:
+        pipes = [fd for pipe in self._pipes for fd in pipe]
+        for fd in (self._replies, self._replies_w, self._payload, *self._extra, *pipes):
             if fd >= 0:
                 os.close(fd)
         self._flights.clear()
-        self._arena.close()
+        if self._arena is not None:
+            self._arena.close()
 
     # ------------------------------------------------------------------------------------------------ for the loader
 
@@ -170,33 +244,49 @@ class ProcessPool:
         return {worker: process.pid for worker, process in self._processes.items()}
 
     @property
+    def is_ours(self) -> bool:
+        """Whether this process made it, not one that this process is a fork of."""
+        return os.getpid() == self._pid
+
+    @property
     def arena(self) -> Arena:
-        return self._arena
+        arena = self._arena
+        if arena is None:
+            raise AgnoloadError("this pool was never opened")
+        return arena
 
     def reusable(self, fetch: WorkerFetch) -> bool:
         """Whether the workers live, and what they were given is what `fetch` would give them now."""
-        self.ready()
+        self._enter()
+        try:
+            self._wait(0)
+        finally:
+            self._leave()
         whole = self._fatal is None and len(self._processes) == self._workers
         return whole and self._digest is not None and self._digest == digest(fetch)
 
     def abandon(self) -> None:
         """Nobody wants what is under way any more; the workers go on with what comes next."""
-        if not self._owned:
-            for number in self._unread():
-                self._tickets -= 1
-                self._arena.give_back(self._flights.pop(number).slot.number)
-        for flight in self._backlog:
-            del self._flights[flight.request.number]
-            self._arena.give_back(flight.slot.number)
-        self._backlog.clear()
-        for flight in self._flights.values():
-            flight.abandoned = True
-        self._ready.clear()
+        self._enter()
+        try:
+            if not self._owned:
+                for number in self._unread():
+                    self._tickets -= 1
+                    self.arena.give_back(self._flights.pop(number).slot.number)
+            for flight in self._backlog:
+                del self._flights[flight.request.number]
+                self.arena.give_back(flight.slot.number)
+            self._backlog.clear()
+            for flight in self._flights.values():
+                flight.abandoned = True
+            self._ready.clear()
+        finally:
+            self._leave()
 
     # ------------------------------------------------------------------------------------------------ sending
 
     def _send(self, flight: _Flight) -> None:
-        if self._tickets >= TICKETS:
+        if self._tickets >= self._room:
             self._backlog.append(flight)
             return
         request, slot = flight.request, flight.slot
@@ -216,58 +306,82 @@ class ProcessPool:
     def _start(self, worker: int) -> None:
         self._control.clear(worker)
         requests = self._pipes[worker if self._owned else 0][0]
-        start = Start(worker, self._workers, self._pid, self._payload, self._arena.fd, requests, self._replies_w)
+        start = Start(worker, self._workers, self._pid, self._payload, self.arena.fd, requests, self._replies_w)
         process = start_process(self._context, start, self._extra, self._fetch)
         self._processes[worker] = process
+        self._pids[worker] = process.pid
         self._by_sentinel[process.sentinel] = worker
         self._poll.register(process.sentinel, select.POLLIN)
 
     # ------------------------------------------------------------------------------------------------ receiving
 
+    def _wait_on(self, timeout: float | None, waited: float) -> None:
+        """One step of waiting for a reply that is not there yet."""
+        if self._fatal is not None:
+            raise self._fatal
+        if all(flight.abandoned for flight in self._flights.values()):
+            raise AgnoloadError("receive() was called while no request was under way")
+        if timeout is not None and waited >= timeout:
+            raise self._timed_out(waited)
+        if waited >= SILENCE and not self._warned:
+            self._warned = True
+            warnings.warn(f"no batch for {waited:.0f} s: {self._doing()[0]}", AgnoloadWarning, stacklevel=6)
+        limits = [limit - waited for limit in (timeout, None if self._warned else SILENCE) if limit is not None]
+        self._wait(max(min(limits), 0.0) if limits else None)
+        if self._closed:
+            raise LoaderClosed("the loader was closed while it waited for a batch")
+
     def _wait(self, seconds: float | None) -> None:
         """Wait for a reply or a death and take up all that is there; finished batches come before a death."""
-        milliseconds = None if seconds is None else max(0, int(seconds * 1000) + 1)
+        milliseconds = None if seconds is None else math.ceil(seconds * 1000)
         events = self._poll.poll(milliseconds)
         self._take_replies()
         for fd, _ in events:
-            if fd != self._replies and fd in self._by_sentinel:
+            if fd != self._replies and fd in self._by_sentinel and not self._closed:
                 self._died(self._by_sentinel[fd])
 
     def _take_replies(self) -> None:
-        while True:
+        while not self._closed:
             try:
                 data = os.read(self._replies, REPLY.size * 64)
             except BlockingIOError:
                 return
+            if len(data) % REPLY.size:
+                self._refuse(None, "a ticket of another size")
+                return
             for ticket in REPLY.iter_unpack(data):
-                self._take(*ticket)
+                if not self._closed:
+                    self._take(*ticket)
             if len(data) < REPLY.size * 64:
                 return
 
     def _take(
-        self, number: int, slot_number: int, worker: int, kind: int, offset: int, nbytes: int, arrays: int, end: int,
-        samples: int, started: float, fetched: float, collated: float, finished: float,
+        self, number: int, slot_number: int, worker: int, kind: int, check: int, offset: int, nbytes: int, arrays: int,
+        end: int, samples: int, started: float, fetched: float, collated: float, finished: float,
     ) -> None:  # fmt: skip
-        place = Place(offset, nbytes, arrays, end)
-        slot = self._arena[slot_number]
-        if kind & STARTUP:
-            described, _ = decode(place, slot, None)
-            self._fatal = self._fatal or restore(described, f"in worker {worker}, before its first batch")
-            return
-        self._tickets -= 1
-        flight = self._flights.pop(number, None)
-        if flight is None or flight.slot is not slot:  # answered twice: another worker took it for lost
-            return
-        if flight.abandoned:
-            self._arena.give_back(slot_number)
-            return
-        copy = bool(kind & ERROR) or self._arena.lent >= LENT_LIMIT
+        arena, place = self.arena, Place(offset, nbytes, arrays, end)
+        if not (worker in self._pids and arena.has(slot_number) and offset >= 0 and 0 <= nbytes <= end - offset):
+            return self._refuse(worker, "a ticket that names no place of its own")
+        flight, slot = self._flights.get(number), arena[slot_number]
+        if flight is not None and flight.slot is slot:
+            self._tickets -= 1
+            del self._flights[number]
+            if flight.abandoned:
+                return arena.give_back(slot_number)
+        elif not kind & STARTUP:  # another worker took it for lost and has answered
+            return None
+        slot.reach(end)
+        if checksum(slot, place) != check:
+            return self._refuse(worker, "an answer that is not what it wrote", flight)
+        if flight is None:
+            return self._never_began(worker, *decode(place, slot, None))
+        copy = bool(kind & ERROR) or arena.lent >= LENT_LIMIT
         error: BaseException | None = None
         batch, extras = None, None
         try:
-            value = decode(place, slot, None if copy else self._arena)
+            value = decode(place, slot, None if copy else arena)
         except Exception as broken:
-            broken.add_note(f"while batch {flight.request.batch} from worker {worker} was decoded")
+            broken.add_note(f"while {describe_request(flight.request)} from worker {worker} was decoded")
             error = broken
         else:
             if kind & (ERROR | EXTRAS):
@@ -275,18 +389,38 @@ class ProcessPool:
             else:
                 batch = value
             if kind & ERROR:
-                error, batch = restore(batch, f"in worker {worker} (pid {self._pid_of(worker)})"), None
+                error, batch = restore(batch, f"in worker {worker} (pid {self._pids[worker]})"), None
         finally:
             if copy or not arrays:
-                self._arena.give_back(slot_number)
+                arena.give_back(slot_number)
         times = (started, fetched, collated, finished)
         self._ready.append(Reply(number, worker, batch, error, samples, bool(kind & END), extras, *times, end))
         if self._backlog:
             self._send(self._backlog.popleft())
+        return None
 
-    def _pid_of(self, worker: int) -> int | None:
-        process = self._processes.get(worker)
-        return process.pid if process is not None else None
+    def _never_began(self, worker: int, described: Described, extras: dict[str, Any] | None) -> None:
+        """A worker could not read the dataset, or its `worker_init_fn` has raised: the answer to what is due next."""
+        if self._fatal is None:
+            self._fatal = restore(described, f"in worker {worker} (pid {self._pids[worker]}), before its first batch")
+            wanted = [number for number, flight in self._flights.items() if not flight.abandoned]
+            if wanted:
+                del self._flights[min(wanted)]
+                self._ready.append(Reply(min(wanted), worker, error=self._fatal, extras=extras))
+
+    def _refuse(self, worker: int | None, what: str, flight: _Flight | None = None) -> None:
+        """What came through the pipe or lies in the slot was not written by our code: nothing can be trusted."""
+        who = f"worker {worker} (pid {self._pids[worker]})" if worker in self._pids else "a worker"
+        request = flight.request if flight is not None else None
+        where = f" for {describe_request(request)}" if request is not None else ""
+        self._fatal = self._fatal or WorkerDied(
+            f"{who} is not trusted any more: it sent {what}{where}; something in it writes to memory or files that are "
+            "not its own",
+            worker,
+            self._pids.get(worker) if worker is not None else None,
+            batch=request.batch if request is not None else None,
+            indices=_plain(request.indices) if request is not None else None,
+        )
 
     # ------------------------------------------------------------------------------------------------ deaths
 
@@ -296,31 +430,31 @@ class ProcessPool:
         del self._by_sentinel[process.sentinel]
         self._poll.unregister(process.sentinel)
         code = process.exitcode()
-        stage = self._control.stage_of(worker)
-        lost = self._lost(worker)
-        pid = process.pid
         process.close()
         if self._fatal is not None:
             return
-        culprit = next((flight for flight in lost if flight.deaths >= 1), None)
+        lost = self._lost(worker)
+        culprit = next((flight for flight in lost if flight.request.number == self._control.claimed(worker)), None)
+        wanted = [flight for flight in lost if not flight.abandoned]
         for flight in lost:
-            flight.deaths += 1
-        if self._restarts > 0 and culprit is None:
+            self._tickets -= 1
+            if flight.abandoned:
+                del self._flights[flight.request.number]
+        if culprit is not None:
+            culprit.deaths += 1
+        if self._restarts > 0 and (culprit is None or culprit.deaths < 2):
             self._restarts -= 1
             if self._owned:
                 self._renew_pipe(worker)
             self._start(worker)
-            for flight in lost:
-                self._tickets -= 1
+            for flight in wanted:
                 self._send(flight)
             return
-        error = self._obituary(worker, pid, code, stage, culprit or (lost[0] if lost else None), culprit is not None)
-        for flight in lost:
-            self._tickets -= 1
+        error = self._obituary(worker, process, code, culprit or (lost[0] if lost else None))
+        for flight in wanted:
             del self._flights[flight.request.number]
-            if not flight.abandoned:
-                self._ready.append(Reply(flight.request.number, worker, error=error))
-        if not lost or not self._processes or self._owned:
+            self._ready.append(Reply(flight.request.number, worker, error=error))
+        if not wanted or not self._processes or self._owned:
             self._fatal = error
 
     def _lost(self, worker: int) -> list[_Flight]:
@@ -332,7 +466,8 @@ class ProcessPool:
             )
         claimed = self._control.claimed(worker)
         if claimed in self._flights:
-            return [self._flights[claimed]]
+            twice = any(self._control.claimed(other) == claimed for other in self._processes)
+            return [] if twice else [self._flights[claimed]]
         # It may have been killed between reading a ticket and claiming it. Take back what nobody has read; whatever
         # the living do not claim either was lost. Its slot is never used again, in case a frozen worker still writes.
         waiting = self._unread()
@@ -349,7 +484,7 @@ class ProcessPool:
             self._tickets -= 1
             self._send(flight)
         for number in missing:
-            self._flights[number].slot = self._arena.take()
+            self._flights[number].slot = self.arena.take()
         return [self._flights[number] for number in sorted(missing)]
 
     def _unread(self) -> list[int]:
@@ -371,27 +506,28 @@ class ProcessPool:
             os.close(fd)
         self._pipes[worker] = os.pipe()
 
-    def _obituary(
-        self, worker: int, pid: int, code: int | None, stage: Stage, flight: _Flight | None, twice: bool
-    ) -> WorkerDied:
+    def _obituary(self, worker: int, process: Process, code: int | None, flight: _Flight | None) -> WorkerDied:
         kills = oom_kills() - self._oom
         request = flight.request if flight is not None else None
-        text = f"worker {worker} (pid {pid}) {_how(code)} {_doing(stage, request)}"
+        stage = self._control.stage_of(worker)
+        text = f"worker {worker} (pid {process.pid}) {_how(code)} {_doing(stage, request)}"
+        if process.rss is not None:
+            text += f"; it had up to {process.rss / 2**20:,.0f} MiB of memory"
         if kills:
             text += f"; the control group counted {kills} out-of-memory kill{'s' * (kills > 1)}: use fewer workers"
-        if twice:
+        if flight is not None and flight.deaths > 1:
             text += "; this request has ended two workers in a row, so it is not loaded again"
-        stack = self._control.stack(worker)
         error = WorkerDied(
             text,
             worker,
-            pid,
+            process.pid,
             code,
             request.batch if request else None,
             _plain(request.indices) if request else None,
             kills,
+            process.rss,
         )
-        if stack:
+        if stack := self._control.stack(worker):
             error.add_note(f"the worker's Python stack at its end:\n{stack}")
         return error
 
@@ -399,24 +535,36 @@ class ProcessPool:
 
     def _timed_out(self, waited: float) -> WorkerTimeout:
         text, worker = self._doing()
-        if worker is not None and worker in self._processes:
-            self._end([self._processes[worker]])
+        if worker is not None:
+            _end([self._processes[worker]], ((signal.SIGTERM, 1.0), (signal.SIGKILL, KILLED)))
         return WorkerTimeout(f"no batch came within {waited:.1f} s: {text}")
 
     def _doing(self) -> tuple[str, int | None]:
         """What the oldest request under way is waiting for, with its worker's stack; and that worker."""
-        number = min(self._flights)
-        request = self._flights[number].request
-        what = describe_request(request)
-        worker = next((w for w in self._processes if self._control.claimed(w) == number), None)
+        number = min(number for number, flight in self._flights.items() if not flight.abandoned)
+        what = describe_request(self._flights[number].request)
+        claims = {self._control.claimed(worker): worker for worker in self._processes}
+        stages = {worker: self._control.stage_of(worker) for worker in self._processes}
+        worker = claims.get(number)
         if worker is None:
-            starting = [w for w in self._processes if self._control.stage_of(w) == Stage.STARTING]
-            if not starting:
-                return f"{what} waits for a free worker", None
-            worker = starting[0]
-            what = "its start (reading the dataset, worker_init_fn)"
-        stack = self._ask_stack(worker)
-        return f"worker {worker} (pid {self._processes[worker].pid}) is busy with {what}; its stack:\n{stack}", worker
+            what, worker = self._holding_up(what, claims, stages)
+        if worker is None:
+            return what, None
+        stack = self._ask_stack(worker) if stages[worker] != Stage.LAUNCHED else "  (its interpreter is starting)"
+        return f"worker {worker} (pid {self._pids[worker]}) is busy with {what}; its stack:\n{stack}", worker
+
+    def _holding_up(
+        self, what: str, claims: Mapping[int | None, int], stages: Mapping[int, Stage]
+    ) -> tuple[str, int | None]:
+        """Why no worker has taken a request, and the worker that is to blame."""
+        for worker, stage in stages.items():
+            if stage <= Stage.STARTING:
+                return "its start (reading the dataset, worker_init_fn)", worker
+        for number, worker in claims.items():
+            if number in self._flights:
+                other = describe_request(self._flights[number].request)
+                return f"{other}, which nobody waits for any more, while {what} waits for a free worker", worker
+        return f"{what} waits for a free worker", None
 
     def _ask_stack(self, worker: int) -> str:
         before = self._control.stack(worker)
@@ -432,37 +580,50 @@ class ProcessPool:
 
     # ------------------------------------------------------------------------------------------------ the end
 
-    def _end(self, processes: Iterable[Process]) -> None:
-        """Ask, then terminate, then kill; at most a second in all."""
-        processes = list(processes)
-        if self._closed:
-            self._ask_to_stop()
-        waits = {process.sentinel: process for process in processes}
-        for number, seconds in ((0, 0.1), (signal.SIGTERM, 0.3), (signal.SIGKILL, 0.5)):
-            for process in waits.values():
-                if number:
-                    process.kill(number)
-            deadline = time.monotonic() + seconds
-            while waits and (left := deadline - time.monotonic()) > 0:
-                poll = select.poll()
-                for fd in waits:
-                    poll.register(fd, select.POLLIN)
-                for fd, _ in poll.poll(int(left * 1000) + 1):
-                    del waits[fd]
-        if self._closed:
-            for process in processes:
-                if process.sentinel not in waits:
-                    process.exitcode()
-                    process.close()
-
     def _ask_to_stop(self) -> None:
         """Idle workers end by themselves; what nobody has started to load is taken back first."""
-        if not self._owned:
+        if not self._owned and self._pipes:
             with contextlib.suppress(OSError):
                 self._unread()
-        for number in range(len(self._processes)):
+        for worker, process in self._processes.items():
+            if self._control.stage_of(worker) != Stage.IDLE:
+                process.kill(signal.SIGTERM)
             with contextlib.suppress(OSError):
-                os.write(self._pipes[number if self._owned else 0][1], REQUEST.pack(-1, 0, 0, 0))
+                os.write(self._pipes[worker if self._owned else 0][1], REQUEST.pack(-1, 0, 0, 0))
+
+
+def check_process(owner: int) -> None:
+    """An iterator with workers is of no use in a forked copy of the process that made it."""
+    if os.getpid() != owner:
+        raise AgnoloadError(
+            f"this iterator belongs to process {owner}, and this is a fork of it: make one of its own here with "
+            "iter(loader)"
+        )
+
+
+def _end(processes: Iterable[Process], steps: Iterable[tuple[int, float]]) -> None:
+    """Send one signal after the other (0: none) to those that still run, and give them so many seconds after each."""
+    running = {process.sentinel: process for process in processes if process.exitcode() is None}
+    for number, seconds in steps:
+        for process in running.values():
+            if number:
+                process.kill(number)
+        deadline = time.monotonic() + seconds
+        while running and (left := deadline - time.monotonic()) > 0:
+            poll = select.poll()
+            for fd in running:
+                poll.register(fd, select.POLLIN)
+            for fd, _ in poll.poll(math.ceil(left * 1000)):
+                running.pop(fd).exitcode()
+
+
+def _tickets_in(pipe: int, nbytes: int) -> int:
+    """How many tickets of a size a pipe holds: no ticket goes over the end of one of its pages."""
+    try:
+        size = fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ)
+    except (AttributeError, OSError):
+        size = mmap.PAGESIZE
+    return size // mmap.PAGESIZE * (mmap.PAGESIZE // nbytes)
 
 
 def surroundings(environment: Mapping[str, str]) -> dict[str, Any]:
@@ -472,6 +633,7 @@ def surroundings(environment: Mapping[str, str]) -> dict[str, Any]:
         "argv": list(sys.argv),
         "environ": {**os.environ, **THREADS, **environment},
         "directory": os.getcwd(),
+        "journal": settings(),
     }
 
 
@@ -509,7 +671,7 @@ def _how(code: int | None) -> str:
 def _doing(stage: Stage, request: Request | None) -> str:
     if request is not None:
         return f"while it loaded {describe_request(request)}"
-    if stage == Stage.STARTING:
+    if stage <= Stage.STARTING:
         return "before its first batch: while it read the dataset or in worker_init_fn"
     return "while it was idle"
 

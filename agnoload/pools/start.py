@@ -12,6 +12,7 @@ A worker is given descriptors and nothing else; what it shall do lies in the pay
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
 import select
 import signal
@@ -22,6 +23,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from agnoload.errors import OptionError
@@ -31,7 +33,12 @@ THREADS = dict.fromkeys(
 )
 """What workers have in their environment before NumPy loads: the workers themselves are the parallelism."""
 
-_LONG = struct.Struct("<q")
+REPORT = struct.Struct("<2q")
+"""What the fork server says of a worker: its pid (minus an errno: it could not be forked) and 0; later its exit status
+and the most memory that it had resident, in KiB."""
+
+UNKNOWN = 255
+"""The exit code of a process that somebody else has collected."""
 
 
 class Start(NamedTuple):
@@ -52,6 +59,9 @@ class Process(Protocol):
     pid: int
     sentinel: int
     """Readable once the process has ended."""
+
+    rss: int | None
+    """Once it has ended: the most memory that it had resident, in bytes, where the system tells."""
 
     def exitcode(self) -> int | None:
         """None while it runs; then its exit status, or minus the signal that ended it."""
@@ -104,28 +114,53 @@ class _ContextProcess:
         if context.get_start_method() != "fork":
             args = (*start[:3], [_Sent(fd, context.reducer) for fd in (*start[3:], *extra)], None)
         self._process = context.Process(target=_in_context, args=args, name="agnoload-worker")
-        with _hidden_main(), _environment(THREADS):
+        # A process counts the memory of the one that it was spawned from until it loads its own program.
+        self._counted = _resident() if context.get_start_method() == "spawn" else 0
+        with _starting, _hidden_main(), _environment(THREADS), _interrupts_held():
             self._process.start()
         # Its library would wait for it at exit before we get to end it; we own its end.
         module = sys.modules[type(self._process).__mro__[-2].__module__]
         getattr(module, "_children", set()).discard(self._process)
         self.pid: int = self._process.pid
-        self.sentinel: int = self._process.sentinel
+        self.rss: int | None = None
+        self._exitcode: int | None = None
+        try:  # the library's own sentinel is a pipe, which processes that the worker has forked hold open
+            self._pidfd = os.pidfd_open(self.pid)
+        except (AttributeError, OSError):
+            self._pidfd = -1
+        self.sentinel: int = self._process.sentinel if self._pidfd < 0 else self._pidfd
 
     def exitcode(self) -> int | None:
-        if _readable(self.sentinel):
-            self._process.join(1)  # its end was seen before the system lets us collect it
-        code: int | None = self._process.exitcode
-        return code
+        if self._exitcode is None and _readable(self.sentinel):
+            try:
+                _, status, usage = os.wait4(self.pid, 0)
+            except ChildProcessError:  # somebody else has collected it, or the system does at once
+                self._exitcode = UNKNOWN
+            else:
+                self._exitcode = os.waitstatus_to_exitcode(status)
+                rss = usage.ru_maxrss * 1024
+                self.rss = rss if rss > self._counted * 1.01 else None
+            self._process._popen.returncode = self._exitcode
+        return self._exitcode
 
     def kill(self, number: int) -> None:
-        if self._process.exitcode is None:
+        if self.exitcode() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
     def close(self) -> None:
-        self._process.join()
-        self._process.close()
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+            self._pidfd = -1
+            if self._exitcode is not None:
+                self._process.close()
+
+
+def _resident() -> int:
+    """The memory of this process that is resident, in bytes; 0 where the system does not tell."""
+    with contextlib.suppress(OSError):
+        return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+    return 0
 
 
 class _Sent:
@@ -145,8 +180,9 @@ def _received(sent: Any) -> int:
 
 
 def _in_context(worker: int, workers: int, parent: int, fds: list[int], inherited: Any) -> None:
-    from agnoload.pools.worker import main
+    from agnoload.pools.worker import end_with, main
 
+    end_with(parent)
     main(Start(worker, workers, parent, *fds[:4]), fds[4:], inherited)
 
 
@@ -176,29 +212,49 @@ def _environment(values: dict[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
+@contextlib.contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Ctrl-C reaches a process only once it can say that it ignores it: a new one inherits what is blocked."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 # ---------------------------------------------------------------------------------------------- the fork server
 
 
 class _ServedProcess:
-    """A worker that the fork server has forked: a pipe brings its pid, and at its end its status."""
+    """A worker that the fork server has forked: a pipe brings its pid, and at its end its status and memory."""
 
     def __init__(self, status: int) -> None:
         self.sentinel = status
-        pid = os.read(status, _LONG.size)
-        if not pid:
+        try:
+            pid = self._report()
+            if pid is None:
+                raise RuntimeError("agnoload's fork server ended while it started a worker")
+            if pid[0] < 0:
+                raise OSError(-pid[0], f"no worker could be started: {os.strerror(-pid[0])}")
+        except BaseException:
             os.close(status)
-            raise RuntimeError("agnoload's fork server ended while it started a worker")
-        self.pid: int = _LONG.unpack(pid)[0]
+            raise
+        self.pid: int = pid[0]
+        self.rss: int | None = None
         self._exitcode: int | None = None
+
+    def _report(self) -> tuple[int, int] | None:
+        data = os.read(self.sentinel, REPORT.size)
+        return REPORT.unpack(data) if data else None
 
     def exitcode(self) -> int | None:
         if self._exitcode is None and _readable(self.sentinel):
-            data = os.read(self.sentinel, _LONG.size)
-            if data:
-                self._exitcode = os.waitstatus_to_exitcode(_LONG.unpack(data)[0])
-            else:  # the server itself is gone: nobody will tell, and a worker must not live on unseen
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(self.pid, signal.SIGKILL)
+            report = self._report()
+            if report is not None:
+                self._exitcode = os.waitstatus_to_exitcode(report[0])
+                self.rss = report[1] * 1024
+            else:  # the server is gone, and with it, by the kernel's hand, its workers
+                _wait_for_end(self.pid, 1.0)
                 self._exitcode = -signal.SIGKILL
         return self._exitcode
 
@@ -213,6 +269,18 @@ class _ServedProcess:
             self.sentinel = -1
 
 
+def _wait_for_end(pid: int, seconds: float) -> None:
+    """Wait for a process that is not our child."""
+    try:
+        fd = os.pidfd_open(pid)
+    except (AttributeError, OSError):
+        return
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    poll.poll(int(seconds * 1000))
+    os.close(fd)
+
+
 def _readable(fd: int) -> bool:
     poll = select.poll()
     poll.register(fd, select.POLLIN)
@@ -223,31 +291,36 @@ class ForkServer:
     """The parent's handle on the process that forks workers. One a process, started on first use, see `_server`."""
 
     def __init__(self) -> None:
-        self.owner = os.getpid()
         self._lock = threading.Lock()
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         path = [entry or os.getcwd() for entry in sys.path]
         code = (
-            f"import sys; sys.path[:] = {path!r}; from agnoload.pools.forkserver import serve; serve({theirs.fileno()})"
+            f"import sys; sys.path[:] = {path!r}; from agnoload.pools.forkserver import serve; "
+            f"serve({theirs.fileno()}, {os.getpid()})"
         )
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, *flags, "-c", code],
-                stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                env={**os.environ, **THREADS},
-            )
-        # At exit the newest finalizers run first: the pools that it serves have ended by then.
-        self.stop = weakref.finalize(self, _stop, self._socket, self._process, self.owner)
+        try:
+            with theirs, _interrupts_held():
+                self._process = subprocess.Popen(
+                    [sys.executable, *flags, "-c", code],
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno()],
+                    env={**os.environ, **THREADS},
+                )
+        except BaseException:
+            self._socket.close()
+            raise
+        self.stop = weakref.finalize(self, _stop_server, self._socket, self._process)
+        """End the server, and with it every worker that it has forked; also at this process's exit."""
 
     def start(self, start: Start, extra: list[int]) -> Process:
         """Have a worker forked."""
         status_r, status_w = os.pipe()
         try:
             message = struct.pack("<3q", *start[:3])
-            with self._lock:
-                socket.send_fds(self._socket, [message], [status_w, 1, 2, *start[3:], *extra])
+            with self._lock, open(os.devnull, "wb") as nowhere:
+                out, err = (n if _is_open(n) else nowhere.fileno() for n in (1, 2))
+                socket.send_fds(self._socket, [message], [status_w, out, err, *start[3:], *extra])
         except OSError:
             os.close(status_r)
             raise
@@ -256,27 +329,46 @@ class ForkServer:
         return _ServedProcess(status_r)
 
     def running(self) -> bool:
-        return self._process.poll() is None
+        """Whether it is there; its socket tells, also where the system collects children by itself."""
+        poll = select.poll()
+        poll.register(self._socket, 0)
+        return not poll.poll(0)
+
+    def forget(self) -> None:
+        """In a forked child: the server is the parent's."""
+        self.stop.detach()
+        self._socket.close()
+        self._process.returncode = 0  # not our child: nothing to wait for
 
 
-def _stop(connection: socket.socket, process: subprocess.Popen[bytes], owner: int) -> None:
-    """End the server; workers that it has forked are not its to end."""
+def _stop_server(connection: socket.socket, process: subprocess.Popen[bytes]) -> None:
     connection.close()
-    if os.getpid() == owner:
+    try:
+        process.wait(1)
+    except subprocess.TimeoutExpired:
+        process.kill()
         process.wait()
-    else:
-        process.returncode = 0  # not our child: nothing to wait for
+
+
+def _is_open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
 
 
 _current: ForkServer | None = None
 _users: weakref.WeakSet[Any] = weakref.WeakSet()
 _guard = threading.RLock()
+_starting = threading.Lock()
+"""Held while a start changes what belongs to the whole process: the environment, and what `__main__` says of itself."""
 
 
 def _server() -> ForkServer:
     global _current
     with _guard:
-        if _current is not None and (_current.owner != os.getpid() or not _current.running()):
+        if _current is not None and not _current.running():
             _current.stop()
             _current = None
         if _current is None:
@@ -295,6 +387,19 @@ def release_server(user: Any) -> None:
     global _current
     with _guard:
         _users.discard(user)
-        if not _users and _current is not None and _current.owner == os.getpid():
+        if not _users and _current is not None:
             _current.stop()
             _current = None
+
+
+def _forget() -> None:
+    """A forked child has no server, no users and nobody who holds a lock."""
+    global _current, _users, _guard, _starting
+    _guard, _starting, _users = threading.RLock(), threading.Lock(), weakref.WeakSet()
+    if _current is not None:
+        _current.forget()
+        _current = None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import queue
 import sys
 import threading
@@ -11,9 +12,10 @@ import traceback
 import warnings
 from typing import Any
 
-from agnoload.errors import AgnoloadError, AgnoloadWarning, WorkerTimeout
+from agnoload.errors import AgnoloadError, AgnoloadWarning, LoaderClosed, WorkerTimeout
 from agnoload.messages import Reply, Request
-from agnoload.pools.processes import SILENCE, describe_request
+from agnoload.pools import processes
+from agnoload.pools.processes import check_process, describe_request
 from agnoload.pools.worker import WorkerFetch
 from agnoload.transport.recycled import Recycled
 
@@ -31,6 +33,8 @@ class ThreadPool:
         self._owned = owned
         self._empty = Recycled(window + workers + 1)
         self._closed = threading.Event()
+        self._warned = False
+        self._pid = os.getpid()
         self._threads = [
             threading.Thread(target=self._work, args=(copy.copy(fetch), number), name=f"agnoload-{number}", daemon=True)
             for number in range(workers)
@@ -39,21 +43,24 @@ class ThreadPool:
             thread.start()
 
     def submit(self, request: Request) -> None:
+        self._check()
         self._open[request.number] = request
         self._queues[request.owner or 0 if self._owned else 0].put(request)
 
     def receive(self, timeout: float | None = None) -> Reply:
+        self._check()
         if not self._open:
             raise AgnoloadError("receive() was called while no request was under way")
         began = time.monotonic()
-        limit = SILENCE if timeout is None else timeout
+        limit = timeout if timeout is not None else None if self._warned else processes.SILENCE
         try:
             reply = self._replies.get(timeout=limit)
         except queue.Empty:
             waited = time.monotonic() - began
             if timeout is not None:
                 raise WorkerTimeout(f"no batch came within {waited:.1f} s: {self._doing()}") from None
-            warnings.warn(f"no batch for {waited:.0f} s: {self._doing()}", AgnoloadWarning, stacklevel=4)
+            self._warned = True
+            warnings.warn(f"no batch for {waited:.0f} s: {self._doing()}", AgnoloadWarning, stacklevel=6)
             reply = self._replies.get()
         if isinstance(reply, BaseException):
             raise reply
@@ -68,6 +75,7 @@ class ThreadPool:
         if self._closed.is_set():
             return
         self._closed.set()
+        self._replies.put(LoaderClosed("the loader was closed while it waited for a batch"))
         for requests in self._queues:
             for _ in self._threads:
                 requests.put(None)
@@ -76,6 +84,11 @@ class ThreadPool:
             if thread is not threading.current_thread():
                 thread.join(max(0.0, deadline - time.monotonic()))
         self._open.clear()
+
+    def _check(self) -> None:
+        check_process(self._pid)
+        if self._closed.is_set():
+            raise LoaderClosed("the loader was closed before the end of its data")
 
     def _work(self, fetch: WorkerFetch, worker: int) -> None:
         requests = self._queues[worker if self._owned else 0]

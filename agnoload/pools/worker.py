@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import os
 import pickle
@@ -11,11 +12,13 @@ import struct
 import sys
 import threading
 import time
+import zlib
 from collections.abc import Callable, Mapping
 from enum import IntEnum
 from functools import partial
 from typing import Any, Protocol
 
+from agnoload.journal import Listener
 from agnoload.messages import Reply, Request
 from agnoload.pools.start import Start
 from agnoload.protocols import Fetch
@@ -23,20 +26,23 @@ from agnoload.transport.arena import Mapping as Memory
 from agnoload.transport.arena import Slot, Slots
 from agnoload.transport.failures import describe
 from agnoload.transport.payload import Payload
-from agnoload.transport.wire import encode
+from agnoload.transport.wire import Place, encode
 
 REQUEST = struct.Struct("<4q")
 """number, slot, bytes of the request in the slot, its form; a number below zero ends the worker."""
 PICKLED, PACKED = 0, 1
-REPLY = struct.Struct("<9q4d")
-"""number, slot, worker, kind, offset, nbytes, arrays, end, samples, started, fetched, collated, finished."""
-TICKETS = 512
-"""Tickets under way at most: less than a pipe of 64 KiB holds of either kind, so no write can ever block."""
+REPLY = struct.Struct("<10q4d")
+"""number, slot, worker, kind, checksum, offset, nbytes, arrays, end, samples, started, fetched, collated, finished."""
 
 EXTRAS, ERROR, END, STARTUP = 1, 2, 4, 8
 """Kinds of a reply, as bits: the value is (batch, extras); it is (error, extras); a stream ended; no request's."""
 
 DUMP_SIGNAL = signal.SIGUSR2
+
+
+def checksum(slot: Slot, place: Place) -> int:
+    """Of all that is unpickled of a batch: what was not written to its end, or not by a worker, is never read."""
+    return zlib.crc32(slot.view[place.offset : place.end])
 
 
 class WorkerFetch(Fetch, Protocol):
@@ -51,10 +57,11 @@ class WorkerFetch(Fetch, Protocol):
 class Stage(IntEnum):
     """What a worker is doing."""
 
-    STARTING = 0
-    IDLE = 1
-    LOADING = 2
-    SENDING = 3
+    LAUNCHED = 0
+    STARTING = 1
+    IDLE = 2
+    LOADING = 3
+    SENDING = 4
 
 
 class Control:
@@ -88,7 +95,7 @@ class Control:
     def clear(self, worker: int) -> None:
         """Before a worker starts under this number."""
         self._words[worker * 8] = 0
-        self._words[worker * 8 + 1] = Stage.STARTING
+        self._words[worker * 8 + 1] = Stage.LAUNCHED
         start = self.dump_offset(worker)
         self.view[start : start + self.DUMP] = bytes(self.DUMP)
 
@@ -106,18 +113,23 @@ def main(start: Start, extra: list[int], inherited: Any = None) -> None:
     """Everything a worker process does, from its first line to its end."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM, DUMP_SIGNAL})
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a forked copy of the user's handler must not answer ours
-    _end_with(start.parent)
+    _write_lines()
+    listener = Listener(start.worker)
     if inherited is None:
         payload = Payload(start.payload)
         os.close(start.payload)
         _settle(payload.surroundings)
+        listener.install(payload.surroundings["journal"])
         read = partial(payload.value, extra)
     else:
+        listener.install(None)
         read = partial(_identity, inherited)
     control = Control(start.arena, start.workers)
     _dump_to(start.arena, control.dump_offset(start.worker))
-    Worker(start, control).run(read)
+    control.stage(start.worker, Stage.STARTING)
+    Worker(start, control, listener).run(read)
 
 
 def _identity(value: Any) -> Any:
@@ -133,8 +145,18 @@ def _settle(around: dict[str, Any]) -> None:
     os.chdir(around["directory"])
 
 
-def _end_with(parent: int) -> None:
-    """A thread of its own ends this process when the parent has gone, also in the middle of a sample."""
+def _write_lines() -> None:
+    """What is printed comes out line by line: whole, and also if the worker hangs or is killed afterwards."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            stream.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
+
+
+def end_with(parent: int) -> None:
+    """A thread of its own ends this process when the parent has gone, also in the middle of a sample.
+
+    Not needed below the fork server, where the kernel does it.
+    """
     try:
         fd = os.pidfd_open(parent)
     except (AttributeError, OSError):
@@ -170,12 +192,13 @@ def _dump_to(arena: int, offset: int) -> None:
 class Worker:
     """One worker over its descriptors; a test can drive it with plain pipes, in a thread."""
 
-    def __init__(self, start: Start, control: Control) -> None:
+    def __init__(self, start: Start, control: Control, listener: Listener) -> None:
         self._number = start.worker
         self._requests = start.requests
         self._replies = start.replies
         self._slots = Slots(start.arena)
         self._control = control
+        self._listener = listener
 
     def run(self, read: Callable[[], WorkerFetch]) -> None:
         """Read the payload, then answer tickets until one says stop or the pipe ends."""
@@ -213,12 +236,15 @@ class Worker:
     def _send(self, reply: Reply, slot: Slot, kind: int = 0) -> None:
         """Encode a reply into its slot and send the ticket; what cannot be encoded becomes an error."""
         value: Any = reply.batch
+        extras = reply.extras
+        if (said := self._listener.take()) is not None:
+            extras = {**(extras or {}), "said": said}
         if reply.error is not None:
             kind |= ERROR
-            value = (describe(reply.error), reply.extras)
-        elif reply.extras is not None:
+            value = (describe(reply.error), extras)
+        elif extras is not None:
             kind |= EXTRAS
-            value = (value, reply.extras)
+            value = (value, extras)
         if reply.end:
             kind |= END
         try:
@@ -226,9 +252,10 @@ class Worker:
         except BaseException as error:
             slot.reset()
             kind = (kind & STARTUP) | ERROR
-            place = encode((describe(error, "while its batch was sent to the parent"), None), slot)
+            where = f"while the batch was sent from worker {self._number} to the parent"
+            place = encode((describe(error, where), None), slot)
         ticket = REPLY.pack(
-            reply.number, slot.number, self._number, kind, *place, reply.samples, reply.started, reply.fetched,
-            reply.collated, time.monotonic(),
+            reply.number, slot.number, self._number, kind, checksum(slot, place), *place, reply.samples, reply.started,
+            reply.fetched, reply.collated, time.monotonic(),
         )  # fmt: skip
         os.write(self._replies, ticket)

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from agnoload.errors import OptionError
 from agnoload.samplers.order import BLOCK, BatchOrder, Order
 from agnoload.seeding import check_seed, draw_seed
+from agnoload.words import counted
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -40,6 +41,9 @@ class Sampler(Generic[T_co]):
 
     def __iter__(self) -> Iterator[T_co]:
         raise NotImplementedError(f"{type(self).__name__} must define __iter__")
+
+    def __repr__(self) -> str:
+        return counted(self)
 
 
 class SeededSampler(Sampler[T_co]):

@@ -8,23 +8,26 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from agnoload import seeding
-from agnoload.datasets.base import name_of
 from agnoload.errors import OptionError
 from agnoload.seeding import Purpose, draw_seed, generator
 from agnoload.streams.cursor import (
     Cursor,
     CursorStream,
+    FirstState,
     Opening,
     RowsCursor,
     ShardsCursor,
-    guarded,
+    applied,
+    first_state,
     is_indexed,
+    is_stateful,
     is_stream,
     length_or_none,
     num_shards_of,
     open_stream,
     shard_of,
 )
+from agnoload.words import brief, counted, name_of
 
 if TYPE_CHECKING:
     from agnoload.streams.ranks import RankStream
@@ -69,6 +72,9 @@ class IterableDataset(Generic[T_co]):
 
     def __add__(self, other: Any) -> ChainDataset[Any]:
         return ChainDataset([self, other])
+
+    def __repr__(self) -> str:
+        return counted(self)
 
     def map(self, function: Callable[[T_co], R]) -> MappedStream[R]:
         """This stream with each sample replaced by `function(sample)`."""
@@ -138,7 +144,7 @@ class MappedStream(DerivedStream[R]):
         return _MapCursor(open_stream(self.source, opening), self.function)
 
     def __repr__(self) -> str:
-        return f"{self.source!r}.map({name_of(self.function)})"
+        return f"{brief(self.source)}.map({name_of(self.function)})"
 
 
 class _MapCursor(Cursor):
@@ -151,7 +157,7 @@ class _MapCursor(Cursor):
         self.state = source.state  # type: ignore[method-assign]
 
     def finish(self, draft: Any) -> Any:
-        return guarded(self._function, self._source.finish(draft))
+        return applied(self._function, self._source.finish(draft))
 
 
 class FilteredStream(DerivedStream[T_co]):
@@ -173,7 +179,7 @@ class FilteredStream(DerivedStream[T_co]):
         return _FilterCursor(open_stream(self.source, opening._replace(direct=False)), self.function)
 
     def __repr__(self) -> str:
-        return f"{self.source!r}.filter({name_of(self.function)})"
+        return f"{brief(self.source)}.filter({name_of(self.function)})"
 
 
 class _FilterCursor(Cursor):
@@ -185,7 +191,7 @@ class _FilterCursor(Cursor):
     def take(self) -> Any:
         while True:
             sample = self._source.finish(self._source.take())
-            if guarded(self._function, sample):
+            if applied(self._function, sample):
                 return sample
 
 
@@ -225,7 +231,7 @@ class ChainDataset(CursorStream, IterableDataset[T_co]):
         return _ChainCursor(self.datasets, opening)
 
     def __repr__(self) -> str:
-        return f"ChainDataset([{', '.join(map(repr, self.datasets))}])"
+        return f"ChainDataset([{', '.join(map(brief, self.datasets))}])"
 
 
 class _ChainCursor(Cursor):
@@ -299,6 +305,28 @@ class _Iterated(IterableDataset[T_co]):
 
     def __iter__(self) -> Iterator[T_co]:
         return iter(self._iterable)
+
+
+def parts_of(stream: Any) -> list[Any]:
+    """The streams and datasets that a stream of this library is made of."""
+    if isinstance(stream, DerivedStream):
+        return [stream.source]
+    return list(getattr(stream, "datasets", ())) if isinstance(stream, CursorStream) else []
+
+
+def first_states(stream: Any, known: list[FirstState] | None = None) -> list[FirstState]:
+    """The states that all streams of the user's in a stream had before anything was read of them, in their order.
+
+    A stream may have been read in this process before it is copied to a worker: the copy is told by `known`.
+    """
+    waiting: list[Any] = [stream]
+    found: list[FirstState] = []
+    while waiting:
+        part = waiting.pop()
+        waiting += parts_of(part)
+        if is_stateful(part):
+            found.append(first_state(part, known[len(found)] if known else None))
+    return found
 
 
 def as_stream(iterable: Any) -> Any:

@@ -18,10 +18,10 @@ from typing import IO, Any, TypeVar
 
 import numpy as np
 
-from agnoload.datasets.base import name_of
 from agnoload.errors import BackendUnavailable, OptionError
 from agnoload.streams.base import IterableDataset
 from agnoload.streams.cursor import Cursor, CursorStream, ForeignCursor, Opening, guarded
+from agnoload.words import name_of
 
 T_co = TypeVar("T_co", covariant=True)
 

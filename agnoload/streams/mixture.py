@@ -14,6 +14,7 @@ from agnoload.errors import OptionError
 from agnoload.seeding import Purpose, generator
 from agnoload.streams.base import IterableDataset, RowsStream, seed_and_epoch
 from agnoload.streams.cursor import Cursor, CursorStream, Opening, is_stream, open_stream
+from agnoload.words import brief
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -87,7 +88,8 @@ class Mixture(CursorStream, IterableDataset[T_co]):
         return _MixtureCursor(self, opening)
 
     def __repr__(self) -> str:
-        return f"Mixture({self.datasets!r}, {self.weights}, stop={self.stop!r}, per={self.per!r})"
+        parts = ", ".join(map(brief, self.datasets))
+        return f"Mixture([{parts}], {self.weights}, stop={self.stop!r}, per={self.per!r})"
 
 
 def _weight(weight: Any) -> float:

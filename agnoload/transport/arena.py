@@ -253,6 +253,10 @@ class Arena(Slots):
         self._next += 1
         return self._next - 1
 
+    def has(self, number: int) -> bool:
+        """Whether it is a slot that a worker may have written to."""
+        return 0 < number < self._next
+
     def give_back(self, slot: int) -> None:
         """A slot that no batch of the user's reads is free again."""
         if not self._closed:

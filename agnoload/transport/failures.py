@@ -10,12 +10,14 @@ from agnoload.transport import byvalue
 
 
 class Described(NamedTuple):
-    """An exception in a form that always pickles; each field is the fallback of the one before it."""
+    """An exception in a form that always pickles; each of the first two is the fallback of the one before it."""
 
     whole: bytes | None
     """The pickled exception, if that comes back as it went."""
     parts: bytes | None
-    """The pickled (class, arguments, attributes): for constructors that pickle cannot call."""
+    """The pickled (class, arguments, attributes, notes): for constructors that pickle cannot call."""
+    members: tuple[Described, ...] | None
+    """Of an exception group: its exceptions, each by itself."""
     name: str
     text: str
     trace: str
@@ -32,24 +34,62 @@ def describe(error: BaseException, where: str = "") -> Described:
     """An exception as data; `where` is added as a note."""
     if where:
         error.add_note(where)
-    trace = "".join(traceback.format_exception(error))
-    return Described(_whole(error), _parts(error), type(error).__qualname__, _text(error), trace)
+    members = tuple(map(describe, error.exceptions)) if isinstance(error, BaseExceptionGroup) else None
+    whole = _whole(error) if members is None else None
+    return Described(whole, _parts(error), members, type(error).__qualname__, _text(error), _trace(error))
 
 
 def restore(described: Described, *notes: str) -> BaseException:
     """The exception again, its worker's traceback as its cause, with notes added."""
-    error = _rebuild(described)
+    error = rebuild(described)
     error.__cause__ = RemoteTraceback(described.trace)
     for note in notes:
         error.add_note(note)
     return error
 
 
+def rebuild(described: Described) -> BaseException:
+    """The exception alone; a `RuntimeError` with its name and text where it cannot be made again."""
+    for make in (_from_whole, _from_parts):
+        try:
+            error = make(described)
+        except Exception:
+            continue
+        if isinstance(error, BaseException):
+            return error
+    return RuntimeError(f"{described.name}: {described.text}")
+
+
+def portable(value: Any) -> Any:
+    """A value that cannot travel is shown as its text."""
+    if type(value) in (str, int, float, bool, type(None)):
+        return value
+    try:
+        pickle.loads(_dumps(value))
+    except Exception:
+        return _repr(value)
+    return value
+
+
 def _text(error: BaseException) -> str:
     try:
         return str(error)
     except Exception as broken:
-        return f"<its text cannot be made: {broken!r}>"
+        return f"<its text cannot be made: {type(broken).__name__}>"
+
+
+def _repr(value: Any) -> str:
+    try:
+        return repr(value)
+    except Exception:
+        return f"<{type(value).__qualname__}>"
+
+
+def _trace(error: BaseException) -> str:
+    try:
+        return "".join(traceback.format_exception(error))
+    except Exception:  # a text that cannot be made, somewhere in the chain
+        return "".join(traceback.format_tb(error.__traceback__)) + f"{type(error).__qualname__}: {_text(error)}\n"
 
 
 def _dumps(value: Any) -> bytes:
@@ -63,46 +103,39 @@ def _whole(error: BaseException) -> bytes | None:
     try:
         data = _dumps(error)
         back = pickle.loads(data)
+        same = type(back).__qualname__ == type(error).__qualname__ and _repr(back.args) == _repr(error.args)
     except Exception:
         return None
-    same = type(back).__qualname__ == type(error).__qualname__ and repr(back.args) == repr(error.args)
-    return data if same and _text(back) == _text(error) else None
+    return data if same and _text(back) == _text(error) and vars(back).keys() == vars(error).keys() else None
 
 
 def _parts(error: BaseException) -> bytes | None:
-    attributes = {name: _portable(value) for name, value in error.__dict__.items()}
+    attributes = {name: portable(value) for name, value in vars(error).items()}
+    args = error.args
+    if isinstance(error, BaseExceptionGroup):
+        args = args[:1]
+    elif isinstance(error, OSError):  # its file names are not among its arguments
+        args = (*args, *error.__reduce__()[1][len(args) :]) if len(args) == 2 else args
     try:
-        data = _dumps((type(error), tuple(_portable(value) for value in error.args), attributes))
+        data = _dumps((type(error), tuple(portable(value) for value in args), attributes))
         pickle.loads(data)
     except Exception:
         return None
     return data
 
 
-def _portable(value: Any) -> Any:
-    """A value that cannot travel is shown as its text."""
-    try:
-        pickle.loads(_dumps(value))
-    except Exception:
-        return repr(value)
-    return value
+def _from_whole(described: Described) -> Any:
+    return pickle.loads(described.whole) if described.whole is not None else None
 
 
-def _rebuild(described: Described) -> BaseException:
-    if described.whole is not None:
-        try:
-            error = pickle.loads(described.whole)
-        except Exception:
-            error = None
-        if isinstance(error, BaseException):
-            return error
-    if described.parts is not None:
-        try:
-            kind, args, attributes = pickle.loads(described.parts)
-            made: BaseException = kind.__new__(kind, *args)
-            made.args = args
-            made.__dict__.update(attributes)
-        except Exception:
-            return RuntimeError(f"{described.name}: {described.text}")
-        return made
-    return RuntimeError(f"{described.name}: {described.text}")
+def _from_parts(described: Described) -> Any:
+    if described.parts is None:
+        return None
+    kind, args, attributes = pickle.loads(described.parts)
+    if described.members is not None:
+        args = (*args, [rebuild(member) for member in described.members])
+    made: BaseException = kind.__new__(kind, *args)
+    builtin = next(base for base in kind.__mro__ if base.__module__ == "builtins")
+    builtin.__init__(made, *args)  # what it keeps beside arguments and attributes: errno, the code of SystemExit
+    vars(made).update(attributes)
+    return made

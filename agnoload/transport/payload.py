@@ -216,8 +216,11 @@ def _children(value: Any) -> Iterator[tuple[str, Any]]:
         for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=False):
             yield f".{name}", cell.cell_contents
         yield from ((f".{n}", value.__globals__[n]) for n in value.__code__.co_names if n in value.__globals__)
-    elif not isinstance(value, type):
+    elif isinstance(value, type):
+        yield from ((f".{name}", item) for name, item in vars(value).items())
+    else:
         yield from ((f".{name}", item) for name, item in getattr(value, "__dict__", {}).items())
+        yield "", type(value)
         for cls in type(value).__mro__:
             slots = getattr(cls, "__slots__", ())
             for name in (slots,) if isinstance(slots, str) else slots:
