@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from agnoload import plugins, seeding
-from agnoload.collate import collate, default_convert, install_registry, registry_snapshot, set_to_numpy
+from agnoload.collate import collate, default_convert, install_registry, registry_snapshot
 from agnoload.datasets import Batch, gather_of, getitems_of
 from agnoload.errors import CollateError, OptionError, SampleStopped
 from agnoload.generators import RequestGenerators
@@ -17,8 +17,9 @@ from agnoload.messages import EMPTY, Failure, Reply, Request
 from agnoload.plan import REST, Told
 from agnoload.protocols import Empty, IndexArray
 from agnoload.seeding import Purpose, Rewinder, SampleContext
-from agnoload.streams import StreamReader
+from agnoload.streams import COLLATING, StreamReader, first_states, is_indexed
 from agnoload.tolerance import Retry
+from agnoload.transport.copies import Copies
 from agnoload.worker_info import WorkerInfo, set_worker_info
 
 REPLACEMENTS = 100
@@ -50,6 +51,7 @@ class Fetcher:
         retry: Retry | None = None,
         drop_last: bool = False,
         stream_start: tuple[int, Any] | None = None,
+        stream_first: Any = None,
     ) -> None:
         self.dataset = dataset
         self.collate_fn = collate_fn
@@ -67,6 +69,8 @@ class Fetcher:
         self._retry = retry
         self._drop_last = drop_last
         self._stream_start = stream_start
+        self._stream_first = stream_first
+        self._copies: Copies | None = None
         self._failures: list[Failure] = []
         self._registry = registry_snapshot()
         self._plugins = plugins.plugin_table() if isolated else None
@@ -81,7 +85,7 @@ class Fetcher:
         roots = {"dataset": self.dataset, "collate_fn": self.collate_fn}
         self._generators = RequestGenerators(self._context, roots, own=self._isolated, shared=self._threaded)
         self._reader: StreamReader | None = None
-        self._reader_epoch = -1
+        self._read = (-1, -1)  # epoch and batch that the reader was asked for last
         self._getitems = None if self._stream else getitems_of(self.dataset)
         plain = self._batched and self.collate_fn is None and not self._stream
         careful = callable(self._on_error) or self._on_error != "raise" or self._retry is not None
@@ -90,14 +94,25 @@ class Fetcher:
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
-        for name in ("_rewinder", "_context", "_generators", "_reader", "_getitems", "_gather", "_info"):
+        for name in ("_rewinder", "_context", "_generators", "_reader", "_getitems", "_gather", "_info", "_copies"):
             del state[name]
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._info = None
+        self._copies = None
         self._prepare()
+
+    def __copy__(self) -> Fetcher:
+        """For another thread: a dataset with indices is shared, of a stream each thread reads a copy of its own."""
+        made = Fetcher.__new__(Fetcher)
+        state = self.__getstate__()
+        if self._stream:
+            self._copies = self._copies or Copies("dataset", self.dataset, is_indexed)
+            state["dataset"] = self._copies.make()
+        made.__setstate__(state)
+        return made
 
     @property
     def gathers(self) -> bool:
@@ -116,10 +131,11 @@ class Fetcher:
             worker, self._workers, self._seed, self.dataset, rank=self._rank, world_size=self._world_size
         )
         set_worker_info(self._info)
-        install_registry(self._registry)
-        if self._plugins is not None:
+        if self._plugins is not None:  # a process of its own
+            install_registry(self._registry)
             plugins.install_table(self._plugins)
-        set_to_numpy(plugins.to_numpy)
+        if self._stream_first is not None:
+            first_states(self.dataset, self._stream_first)
         if self.worker_init_fn is not None:
             self.worker_init_fn(worker)
 
@@ -324,14 +340,15 @@ class Fetcher:
             extras = {**(extras or {}), "failed": failures}
         if not samples:
             return self._reply(request, EMPTY, 0, started, fetched, extras)
-        self._begin_batch(*key)
+        first, stride, rank = key
+        self._begin_batch(first, stride, rank | COLLATING)
         batch = self._collated(samples if self._batched else samples[0], None, request, empty)
         return self._reply(request, batch, len(samples), started, fetched, extras)
 
     def _reader_for(self, request: Request, failures: list[Failure]) -> StreamReader:
-        """The reader of the request's epoch; it goes forward only, so a new epoch has a new one."""
+        """The reader of the request's epoch; it goes forward only, so whoever begins again has a new one."""
         self._failures = failures
-        if self._reader is None or self._reader_epoch != request.epoch:
+        if self._reader is None or self._read[0] != request.epoch or self._read[1] >= request.batch:
             epoch, start = self._stream_start or (-1, None)
             self._reader = StreamReader(
                 self.dataset,
@@ -344,7 +361,7 @@ class Fetcher:
                 rank=self._rank,
                 failed=self._sample_failed if self._on_error != "raise" else None,
             )
-            self._reader_epoch = request.epoch
+        self._read = (request.epoch, request.batch)
         return self._reader
 
     def _begin_batch(self, first: int, stride: int, rank: int) -> None:

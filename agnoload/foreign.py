@@ -19,7 +19,7 @@ import numpy as np
 
 from agnoload.errors import StateError
 from agnoload.generators import Private
-from agnoload.plan import BLOCK, Cut, Plan, keys_of
+from agnoload.plan import BLOCK, Cut, Plan, key_of, keys_of
 from agnoload.protocols import Stateful
 from agnoload.samplers.sampler import SeededSampler
 from agnoload.state import Place
@@ -169,7 +169,7 @@ class ForeignPlan(Plan):
             if len(keys) == size or not self._drop_last:
                 start, at = at, at + len(keys)
                 counted = self._counted(keys)
-                yield self._next_cut(keys[0] if self._size is None else counted, start, at)
+                yield self._next_cut(key_of(keys[0]) if self._size is None else counted, start, at)
         self._within(at)
 
     def _next_cut(self, keys: Any, start: int, stop: int) -> Cut:

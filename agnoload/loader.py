@@ -16,9 +16,10 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from functools import partial
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, Self, TypeVar, Unpack, overload
 
 import numpy as np
+from numpy.typing import NDArray
 
 from agnoload import plugins
 from agnoload.auto import ENOUGH, Choice, adjusted, choose_for_stream, choose_workers
@@ -44,18 +45,40 @@ from agnoload.samplers.basic import RandomSampler, SequentialSampler
 from agnoload.samplers.sampler import SeededSampler, effective_seed, is_transparent
 from agnoload.state import Place, capture, restore
 from agnoload.stats import Recorder, Stats, Timeline, size_of
-from agnoload.streams import StreamPlan, settle_ranks
+from agnoload.streams import StreamPlan, length_or_none, settle_ranks
 from agnoload.tolerance import Ceiling
+from agnoload.typed import (
+    AnyOptions,
+    Array,
+    B,
+    FieldsT,
+    K,
+    KeywordOptions,
+    LeafT,
+    LeavesT,
+    NamedT,
+    NumberT,
+    NumpyOptions,
+    Options,
+    PairT,
+    S,
+    ScalarT,
+    Source,
+    TextT,
+    TupleT,
+    Unsaid,
+)
 from agnoload.window import Window
 from agnoload.words import brief, name_of
 
+SampleT = TypeVar("SampleT")
 BatchT = TypeVar("BatchT")
 
 PROBE_PATIENCE = 10.0
 """Seconds after which a probe for `num_workers="auto"` is given up."""
 
 
-class DataLoader(Generic[BatchT]):
+class DataLoader(Generic[SampleT, BatchT]):
     """Loads batches from a dataset, in this process or through workers; iterate it once an epoch.
 
     Parameters have torch's names and meanings, plus:
@@ -86,6 +109,77 @@ class DataLoader(Generic[BatchT]):
     3
     """
 
+    # fmt: off
+    # What a batch is, by the type of a sample: see `typed.py`.
+    @overload
+    def __init__(self: DataLoader[S, B], dataset: Source[S],
+                 batch_size: int = 1, shuffle: bool | None = None, *, collate_fn: Callable[[list[S]], B],
+                 backend: Literal["numpy"] = ..., **options: Unpack[Options]) -> None: ...
+    @overload
+    def __init__(self: DataLoader[S, B], dataset: Source[S],
+                 batch_size: None, shuffle: bool | None = None, *, collate_fn: Callable[[S], B],
+                 backend: Literal["numpy"] = ..., **options: Unpack[Options]) -> None: ...
+    @overload
+    def __init__(self: DataLoader[S, Any], dataset: Source[S],
+                 batch_size: int | None = 1, shuffle: bool | None = None, *, collate_fn: Callable[[Any], Any],
+                 backend: str | Backend, **options: Unpack[Options]) -> None: ...
+    @overload
+    def __init__(self: DataLoader[Any, NDArray[ScalarT]], dataset: NDArray[ScalarT],
+                 batch_size: int = 1, shuffle: bool | None = None, **options: Unpack[NumpyOptions]) -> None: ...
+    @overload
+    def __init__(self: DataLoader[Any, Any], dataset: Source[Unsaid],
+                 batch_size: int | None = 1, shuffle: bool | None = None, **options: Unpack[AnyOptions]) -> None: ...
+    @overload
+    def __init__(self: DataLoader[S, S], dataset: Source[S],
+                 batch_size: None, shuffle: bool | None = None, **options: Unpack[NumpyOptions]) -> None: ...
+    @overload
+    def __init__(self: DataLoader[NDArray[ScalarT], NDArray[ScalarT]], dataset: Source[NDArray[ScalarT]],
+                 batch_size: int = 1, shuffle: bool | None = None, **options: Unpack[NumpyOptions]) -> None: ...
+    @overload
+    def __init__(self: DataLoader[NumberT, Array], dataset: Source[NumberT],
+                 batch_size: int = 1, shuffle: bool | None = None, **options: Unpack[NumpyOptions]) -> None: ...
+    @overload
+    def __init__(self: DataLoader[TextT, list[TextT]], dataset: Source[TextT],
+                 batch_size: int = 1, shuffle: bool | None = None, **options: Unpack[AnyOptions]) -> None: ...
+    @overload
+    def __init__(self: DataLoader[NamedT, Any], dataset: Source[NamedT],
+                 batch_size: int = 1, shuffle: bool | None = None, **options: Unpack[AnyOptions]) -> None: ...
+    @overload
+    def __init__(self: DataLoader[tuple[Any, ...], tuple[Any, ...]], dataset: Source[tuple[Unsaid, ...]],
+                 batch_size: int = 1, shuffle: bool | None = None, **options: Unpack[AnyOptions]) -> None: ...
+    @overload
+    def __init__(self: DataLoader[PairT, tuple[Array, Array]], dataset: Source[PairT],
+                 batch_size: int = 1, shuffle: bool | None = None, **options: Unpack[NumpyOptions]) -> None: ...
+    @overload
+    def __init__(self: DataLoader[LeavesT, tuple[Array, ...]], dataset: Source[LeavesT],
+                 batch_size: int = 1, shuffle: bool | None = None, **options: Unpack[NumpyOptions]) -> None: ...
+    @overload
+    def __init__(self: DataLoader[TupleT, tuple[Any, ...]], dataset: Source[TupleT],
+                 batch_size: int = 1, shuffle: bool | None = None, **options: Unpack[AnyOptions]) -> None: ...
+    @overload
+    def __init__(self: DataLoader[dict[K, Any], dict[K, Any]], dataset: Source[dict[K, Unsaid]],
+                 batch_size: int = 1, shuffle: bool | None = None, **options: Unpack[AnyOptions]) -> None: ...
+    @overload
+    def __init__(self: DataLoader[dict[K, LeafT], dict[K, Array]], dataset: Source[dict[K, LeafT]],
+                 batch_size: int = 1, shuffle: bool | None = None, **options: Unpack[NumpyOptions]) -> None: ...
+    @overload
+    def __init__(self: DataLoader[dict[K, S], dict[K, Any]], dataset: Source[dict[K, S]],
+                 batch_size: int = 1, shuffle: bool | None = None, **options: Unpack[AnyOptions]) -> None: ...
+    @overload
+    def __init__(self: DataLoader[FieldsT, dict[str, Any]], dataset: Source[FieldsT],
+                 batch_size: int = 1, shuffle: bool | None = None, **options: Unpack[AnyOptions]) -> None: ...
+    @overload
+    def __init__(self: DataLoader[S, Any], dataset: Source[S],
+                 batch_size: int | None = 1, shuffle: bool | None = None, **options: Unpack[AnyOptions]) -> None: ...
+    @overload  # more by position than people do
+    def __init__(
+        self: DataLoader[Any, Any], dataset: Any, batch_size: int | None, shuffle: bool | None, sampler: Any, /,
+        batch_sampler: Any = None, num_workers: int | Literal["auto"] = 0,
+        collate_fn: Callable[[Any], Any] | None = None, pin_memory: bool = False, drop_last: bool = False,
+        timeout: float = 0, worker_init_fn: Callable[[int], object] | None = None, multiprocessing_context: Any = None,
+        generator: Any = None, *, backend: str | Backend = ..., **options: Unpack[KeywordOptions],
+    ) -> None: ...
+    # fmt: on
     def __init__(
         self,
         dataset: Any,
@@ -93,12 +187,12 @@ class DataLoader(Generic[BatchT]):
         shuffle: bool | None = None,
         sampler: Any = None,
         batch_sampler: Any = None,
-        num_workers: Any = 0,
-        collate_fn: Callable[[list[Any]], BatchT] | None = None,
+        num_workers: int | Literal["auto"] = 0,
+        collate_fn: Callable[[Any], Any] | None = None,
         pin_memory: bool = False,
         drop_last: bool = False,
         timeout: float = 0,
-        worker_init_fn: Callable[[int], None] | None = None,
+        worker_init_fn: Callable[[int], object] | None = None,
         multiprocessing_context: Any = None,
         generator: Any = None,
         *,
@@ -109,8 +203,8 @@ class DataLoader(Generic[BatchT]):
         backend: str | Backend = "numpy",
         device: Any = None,
         seed: int | None = None,
-        worker_type: str = "process",
-        on_error: Any = "raise",
+        worker_type: Literal["process", "thread"] = "process",
+        on_error: Literal["raise", "skip", "replace"] | Callable[[Exception, Any], str] = "raise",
         max_worker_restarts: int = 0,
         retry: Any = None,
         max_failed: int | float | None = None,
@@ -183,7 +277,7 @@ class DataLoader(Generic[BatchT]):
         return self._options.batch_sampler
 
     @property
-    def collate_fn(self) -> Callable[[list[Any]], BatchT] | None:
+    def collate_fn(self) -> Callable[[list[SampleT]], BatchT] | None:
         """The function that makes a batch of samples; None for the default."""
         return self._options.collate_fn
 
@@ -198,7 +292,7 @@ class DataLoader(Generic[BatchT]):
         return self._options.timeout or 0
 
     @property
-    def worker_init_fn(self) -> Callable[[int], None] | None:
+    def worker_init_fn(self) -> Callable[[int], object] | None:
         """What each worker calls with its number before its first sample."""
         return self._options.worker_init_fn
 
@@ -413,9 +507,7 @@ class DataLoader(Generic[BatchT]):
                 f"the stream has {plan.lanes} lanes for {workers} workers: {workers - plan.lanes} of them have nothing "
                 "to do. Use fewer workers, or a stream with more shards (and `lanes`)"
             )
-        length = None
-        with suppress(TypeError, AttributeError):  # a stream made of others may have a len that only raises
-            length = len(options.dataset)
+        length = length_or_none(options.dataset)
         return StreamedPlan(place, plan, options.drop_last, self._say_once, length)
 
     def _say_once(self, text: str) -> None:
@@ -496,6 +588,7 @@ class DataLoader(Generic[BatchT]):
             retry=options.retry,
             drop_last=options.drop_last,
             stream_start=(plan.epoch, plan.reader_start) if isinstance(plan, StreamedPlan) and plan.resumed else None,
+            stream_first=plan.reader_start["first"] if isinstance(plan, StreamedPlan) else None,
         )
 
     def _may_replace(self) -> bool:
@@ -594,7 +687,7 @@ class DataLoader(Generic[BatchT]):
         print(found)
         return found
 
-    def _twin(self, workers: int) -> DataLoader[BatchT]:
+    def _twin(self, workers: int) -> DataLoader[SampleT, BatchT]:
         """The same loader once more, for measurements that this one shall not notice."""
         twin = copy.copy(self)
         twin._options = dataclasses.replace(self._options, num_workers=workers)
@@ -615,7 +708,7 @@ class DataLoader(Generic[BatchT]):
         try:
             pool = self._make_pool(fetcher, 1)
         except DatasetNotPicklable as error:
-            return Choice(0, f"workers cannot have it: {error}", 0)
+            return Choice(0, str(error).split(". ")[0], 0)
         size = options.batch_size or getattr(options.batch_sampler, "batch_size", None) or 1
         with closing(pool):
             return choose_workers(
@@ -653,7 +746,7 @@ class DataLoader(Generic[BatchT]):
         self._idle.close()
         release_server(self)
 
-    def __enter__(self) -> DataLoader[BatchT]:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -683,10 +776,7 @@ class Benchmark(NamedTuple):
         """What to do with these numbers."""
         if self.loader > 0.5 * self.ceiling:
             return "loading takes little: the rest is a batch's way to the user, and larger batches make it cheaper"
-        return (
-            f"a loop that works {1e3 / self.loader:.3g} ms or more on a batch need not wait; one that does nothing "
-            f"{self.verdict}"
-        )
+        return f"a loop that spends {1e3 / self.loader:.3g} ms or more on a batch need not wait. {self.verdict}"
 
 
 class _Again:

@@ -211,28 +211,29 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
         put = self._put
         if put is None:
             got = self._next_reply(wait=True)
-            return got and (*got, partial(self._made, got[1]))
+            return got and (got[0].number, got[1], partial(self._made, *got))
         due = self._due
         while len(due) <= PLACED_AHEAD:
             got = self._next_reply(wait=not due)
             if got is None:
                 break
-            due.append((*got, self._placed(put, got[1])))
+            due.append((got[0].number, got[1], self._placed(put, *got)))
         return due.popleft() if due else None
 
-    def _placed(self, put: Callable[[Any], Callable[[], Any]], reply: Reply) -> Callable[[], Any]:
+    def _placed(self, put: Callable[[Any], Callable[[], Any]], request: Request, reply: Reply) -> Callable[[], Any]:
         """Start a batch on its way to the device; an error is due when the batch is."""
         try:
-            return put(self._made(reply))
+            batch = self._made(request, reply)
+            return partial(_named, request, _named(request, partial(put, batch)))
         except Exception as error:
-            return partial(self._made, reply._replace(error=error))
+            return partial(self._made, request, reply._replace(error=error))
 
-    def _made(self, reply: Reply) -> Any:
+    def _made(self, request: Request, reply: Reply) -> Any:
         if reply.error is not None:
             raise reply.error
-        return reply.batch if self._convert is None else self._convert(reply.batch)
+        return reply.batch if self._convert is None else _named(request, partial(self._convert, reply.batch))
 
-    def _next_reply(self, wait: bool) -> tuple[int, Reply] | None:
+    def _next_reply(self, wait: bool) -> tuple[Request, Reply] | None:
         """The next reply in the window's order that holds a batch or an error; None at the end, or if it must wait."""
         window, pool = self._window, self._pool
         while True:
@@ -248,7 +249,9 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
                         self._to_issue += 1
                     self.progress.delivered(number)
                     continue
-                return number, reply
+                return popped[0], reply
+            if not wait and not (len(window) and pool.ready()):
+                return None
             if not len(window):
                 if self._stuck is not None:
                     raise self._stuck
@@ -257,8 +260,6 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
                     return None
                 self._plan = self._next_plan(self._plan.end())  # the state was one of the very end
                 continue
-            if not wait and not pool.ready():
-                return None
             reply = pool.receive(self._timeout)
             self._recorder.arrived(reply, self._ends)
             window.arrived(reply)
@@ -316,6 +317,15 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
             if not (self._chained and plan.exhausted) or (plan.number == 0 and not plan.resumed):
                 return None  # also where an epoch has no batch at all: the next one has none either
             self._plan = self._next_plan(plan.end())
+
+
+def _named(request: Request, make: Callable[[], Any]) -> Any:
+    """What a backend makes of a batch; its error says which batch that was."""
+    try:
+        return make()
+    except Exception as error:
+        error.add_note(f"while batch {request.batch} of epoch {request.epoch} was handed to the backend")
+        raise
 
 
 def _give_back(pool: Pool, release: Callable[[Any], None] | None, owner: int) -> None:

@@ -178,16 +178,23 @@ def _check_within(position: int, total: int, slack: int) -> None:
 
 
 def keys_of(batch: Any) -> Any:
-    """A batch of a stranger's as an int64 array where it is one, else as a list of keys, untouched."""
-    keys = batch if isinstance(batch, (list, np.ndarray)) else list(batch)
-    if isinstance(keys, np.ndarray):
-        return keys.astype(np.int64, copy=False) if keys.dtype.kind in "iu" and keys.ndim == 1 else list(keys)
+    """A batch of a stranger's as an int64 array where it is one, else as a list of keys."""
+    if isinstance(batch, np.ndarray) and batch.ndim == 1 and batch.dtype.kind in "iu":
+        if np.can_cast(batch.dtype, np.int64):
+            return batch.astype(np.int64, copy=False)
+        batch = batch.tolist()
+    keys = [key_of(key) for key in batch]
     if keys and all(type(key) is int for key in keys):
         try:
             return np.array(keys, np.int64)
         except OverflowError:
             return keys
     return keys
+
+
+def key_of(key: Any) -> Any:
+    """A key of a stranger's: untouched, but an index is a Python int."""
+    return int(key) if isinstance(key, np.integer) and key.dtype.kind in "iu" else key
 
 
 REST = -1
@@ -208,6 +215,7 @@ class StreamedPlan(Plan):
         self._length = length
         self._sizes: dict[Cut, int] = {}
         self._samples = place.position
+        self._left_out = 0
         super().__init__(place)
         self.resumed = place.stream is not None
 
@@ -251,6 +259,7 @@ class StreamedPlan(Plan):
 
     def answered(self, cut: Cut, reply: Reply) -> None:
         self._sizes[cut] = reply.samples
+        self._left_out += len((reply.extras or {}).get("failed", ()))
         request = self._requests[cut]
         if reply.error is None and isinstance(request, StreamRequest):
             told = (reply.extras or {}).get("portion", Told(places=request.size))
@@ -275,7 +284,7 @@ class StreamedPlan(Plan):
         """All has been delivered: compare with the length that the stream says it has."""
         if self._length is None or self.resumed:
             return
-        expected, found = self._length, self._samples
+        expected, found = self._length, self._samples + self._left_out
         if found != expected and not (self._drop_last and found <= expected and expected - found < self._stream_size()):
             self._warn(
                 f"the stream says that it has {expected} samples (len), but it gave {found}: mend its __len__, or "

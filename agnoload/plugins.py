@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy.typing as npt
 
+from agnoload.collate import set_to_numpy
 from agnoload.errors import AgnoloadError, AgnoloadWarning, BackendUnavailable, OptionError
 from agnoload.protocols import Backend, missing_framework
 
@@ -169,6 +170,9 @@ def to_numpy(leaf: Any) -> npt.NDArray[Any] | None:
     True
     """
     return (_loaded or _of_this_process()).to_numpy(leaf)
+
+
+set_to_numpy(to_numpy)  # here, so that it holds in every process, and for a `default_collate` of the user's too
 
 
 def seed_from(generator: Any) -> int | None:

@@ -25,7 +25,7 @@ WORKERS = (0, 2, 1)
 """Loaders are stopped and resumed with these numbers of workers in turn."""
 
 
-def check_resume(make_loader: Callable[..., DataLoader[Any]]) -> None:
+def check_resume(make_loader: Callable[..., DataLoader[Any, Any]]) -> None:
     """Check that a loader resumes exactly, at every batch; `make_loader()` makes a fresh, equal loader at each call.
 
     If it takes `num_workers`, loaders with 0, 1 and 2 workers go on from each other's states. After each of 0, 1, ...
@@ -60,7 +60,7 @@ class _Run(NamedTuple):
         return [batches for batches in (self.epochs[0][k:], self.epochs[1]) if batches]
 
 
-def _maker(make_loader: Callable[..., DataLoader[Any]]) -> tuple[Callable[[int], DataLoader[Any]], bool]:
+def _maker(make_loader: Callable[..., DataLoader[Any, Any]]) -> tuple[Callable[[int], DataLoader[Any, Any]], bool]:
     """A function of the number of workers, and whether that number is taken up."""
     parameters = inspect.signature(make_loader).parameters.values()
     if any(p.name == "num_workers" or p.kind is p.VAR_KEYWORD for p in parameters):
@@ -71,7 +71,7 @@ def _maker(make_loader: Callable[..., DataLoader[Any]]) -> tuple[Callable[[int],
 
 
 @contextmanager
-def _open(make: Callable[[int], DataLoader[Any]], workers: int, state: Any) -> Iterator[DataLoader[Any]]:
+def _open(make: Callable[[int], DataLoader[Any, Any]], workers: int, state: Any) -> Iterator[DataLoader[Any, Any]]:
     """A fresh loader that goes on from a state, and has it."""
     with make(workers) as loader:
         if state is not None:
@@ -81,7 +81,7 @@ def _open(make: Callable[[int], DataLoader[Any]], workers: int, state: Any) -> I
         yield loader
 
 
-def _unbroken(make: Callable[[int], DataLoader[Any]], workers: int, state: Any) -> tuple[_Run, list[Any]]:
+def _unbroken(make: Callable[[int], DataLoader[Any, Any]], workers: int, state: Any) -> tuple[_Run, list[Any]]:
     """Two epochs without a stop, and a state after each number of batches of the first, and after its end."""
     with _open(make, workers, state) as loader:
         states = [loader.state_dict()]
@@ -101,7 +101,7 @@ def _is_map(state: Any) -> bool:
     return bool(state["facts"]["kind"] == "map")
 
 
-def _stop_with_workers(make: Callable[[int], DataLoader[Any]], whole: _Run, states: list[Any]) -> list[Any]:
+def _stop_with_workers(make: Callable[[int], DataLoader[Any, Any]], whole: _Run, states: list[Any]) -> list[Any]:
     """The states of an unbroken run with workers: what was prefetched must not show."""
     run, found = _unbroken(make, WORKERS[1], states[0])
     _compare(run.epochs, whole.epochs, whole.in_order, f"with {WORKERS[1]} workers instead of {WORKERS[0]}")
@@ -111,14 +111,14 @@ def _stop_with_workers(make: Callable[[int], DataLoader[Any]], whole: _Run, stat
     return found
 
 
-def _resume_at(make: Callable[[int], DataLoader[Any]], workers: int, whole: _Run, k: int, state: Any) -> None:
+def _resume_at(make: Callable[[int], DataLoader[Any, Any]], workers: int, whole: _Run, k: int, state: Any) -> None:
     where = f"after a stop at batch {k} of {len(whole.epochs[0])}, with {workers} workers"
     with _open(make, workers, state) as loader:
         wanted = whole.after(k)
         _compare([[comparable(batch) for batch in loader] for _ in wanted], wanted, whole.in_order, where)
 
 
-def _chain(make: Callable[[int], DataLoader[Any]], varied: bool, whole: _Run, states: list[Any]) -> None:
+def _chain(make: Callable[[int], DataLoader[Any, Any]], varied: bool, whole: _Run, states: list[Any]) -> None:
     """Three stops in one epoch."""
     n = len(whole.epochs[0])
     stops = sorted({n // 4, n // 2, 3 * n // 4})

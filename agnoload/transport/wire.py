@@ -47,8 +47,10 @@ class _Arrays:
         if type(value) is not np.ndarray:
             return NotImplemented
         dtype = value.dtype
-        if dtype.hasobject or not value.nbytes:
+        if dtype.hasobject:
             return NotImplemented
+        if not value.nbytes:  # by itself NumPy would lose the byte order of dates
+            return np.empty, (value.shape, dtype)
         self.arrays += 1
         kind = dtype.char if dtype.isbuiltin == 1 else dtype
         memory = _WRITABLE if value.flags.writeable else _READ_ONLY

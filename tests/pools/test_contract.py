@@ -18,9 +18,8 @@ import pytest
 from agnoload.errors import AgnoloadError
 from agnoload.messages import EMPTY, Reply, Request
 from agnoload.pools.inline import InlinePool
-from agnoload.pools.processes import ProcessPool
+from agnoload.pools.processes import TICKETS, ProcessPool
 from agnoload.pools.threads import ThreadPool
-from agnoload.pools.worker import TICKETS
 
 KINDS = ["inline", "thread", "fork", "forkserver", "spawn"]
 PROCESSES = KINDS[2:]
@@ -337,9 +336,8 @@ def test_a_worker_that_cannot_begin_says_why(kind: str) -> None:
         raise Unhappy("at the start", code=3)
 
     pool = make(kind, Obey(begin))
-    ask(pool, 1)
     with pytest.raises(Unhappy) as caught:
-        pool.receive(60)
+        answer(pool, 1)
     assert caught.value.code == 3
     assert any("before its first batch" in note for note in caught.value.__notes__)
     pool.close()

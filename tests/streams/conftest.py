@@ -28,16 +28,17 @@ class Worker:
         self.context.run(self._open, number, workers, loader)
 
     def _open(self, number, workers, loader):
-        sample = SampleContext(loader.seed, Rewinder())
+        sample = SampleContext(Rewinder())
         seeding._context.set(sample)
         if workers:
             worker_info.set_worker_info(worker_info.WorkerInfo(number, workers, loader.seed, self.stream, loader.epoch))
 
         def begin(first, stride, rank):
             loader.begun.append((number, first, stride, rank))
-            sample.at(loader.epoch, first, stride, rank)
-            words = sample.rewinder.words(loader.seed, loader.epoch, Purpose.GLOBALS, first, rank)
-            seeding.seed_process(words)
+            sample.at(loader.seed, loader.epoch, first, stride, rank)
+            numbers = seeding.generator(loader.seed, loader.epoch, Purpose.GLOBALS, first, rank)
+            random.seed(numbers.integers(1 << 62).item())
+            np.random.seed(numbers.integers(1 << 32))
 
         self.reader = StreamReader(
             self.stream,
@@ -75,11 +76,12 @@ class Loader:
     begun: list = field(default_factory=list)
 
     def __iter__(self):
-        before = seeding.process_state()
+        before = random.getstate(), np.random.get_state()
         try:
             yield from self._batches()
         finally:
-            seeding.restore_process(before)
+            random.setstate(before[0])
+            np.random.set_state(before[1])
 
     def _batches(self):
         state = None if self.state is None else json.loads(json.dumps(self.state))

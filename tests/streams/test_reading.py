@@ -193,7 +193,7 @@ def test_functions_given_to_map_run_only_for_what_is_delivered(kit):
         lambda: Mixture([kit.Count(12).map(counted)], [1]),
     ):
         counted.calls.clear()
-        with seeding.use(SampleContext(0, Rewinder())):
+        with seeding.use(SampleContext(Rewinder())):
             readers = [StreamReader(make(), worker=n, workers=3, begin=lambda *key: None) for n in range(3)]
             delivered = [readers[batch % 3].read(batch, 0, 2).samples for batch in range(6)]
         assert sorted(counted.calls) == sorted(values_of(delivered))
