@@ -163,6 +163,13 @@ class Backend:
         """Draw 63 bits from a generator of the framework; None if it is not one of its own."""
         return None
 
+    def reseed(self, generator: Any, number: int) -> Callable[[], None] | None:
+        """Seed a generator object of the framework with 64 bits, and return what puts its state back.
+
+        None, and nothing done, for what is none of its own. Called for generators that a dataset keeps.
+        """
+        return None
+
     def world(self) -> tuple[int, int] | None:
         """This process's rank and the number of processes, if the framework is loaded and knows."""
         return None

@@ -319,6 +319,7 @@ def _foreign_objects(backend: Backend) -> None:
         _must(backend.pack(thing) is None, f"pack must give None for what is not its own, such as {thing!r}")
     for thing in (object(), np.random.default_rng(0)):
         _must(backend.seed_from(thing) is None, f"seed_from must give None for what is not its own, such as {thing!r}")
+        _must(backend.reseed(thing, 1) is None, f"reseed must give None for what is not its own, such as {thing!r}")
 
 
 def _generator(backend: Backend) -> None:

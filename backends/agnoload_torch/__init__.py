@@ -115,6 +115,13 @@ class TorchBackend(Backend):
             return None
         return int(torch.randint(2**63 - 1, (), generator=generator, device=generator.device).item())
 
+    def reseed(self, generator: Any, number: int) -> Callable[[], None] | None:
+        if not isinstance(generator, self.require().Generator):
+            return None
+        before = generator.get_state()
+        generator.manual_seed(number)
+        return lambda: generator.set_state(before)
+
     def world(self) -> tuple[int, int] | None:
         torch = sys.modules.get("torch")
         if torch is None or not torch.distributed.is_available() or not torch.distributed.is_initialized():
