@@ -80,6 +80,7 @@ class StackDataset(Dataset[T_co], Forwarding):
         return [self._together(list(values)) for values in zip(*columns, strict=True)]
 
     def forwards(self) -> bool:
+        """Whether whole batches of samples are asked of what is inside."""
         return any(getitems_of(part) for part in self._parts())
 
     def __rows__(self) -> Any:
@@ -140,6 +141,7 @@ class ConcatDataset(Dataset[T_co], Forwarding):
         return samples
 
     def forwards(self) -> bool:
+        """Whether whole batches of samples are asked of what is inside."""
         return any(getitems_of(part) for part in self.datasets)
 
     def __rows__(self) -> Any:
@@ -212,6 +214,7 @@ class Subset(Dataset[T_co], Forwarding):
         return samples_of(self.dataset, chosen) if getitems is None else getitems(chosen)
 
     def forwards(self) -> bool:
+        """Whether whole batches of samples are asked of what is inside."""
         return getitems_of(self.dataset) is not None
 
     def __rows__(self) -> Any:

@@ -218,9 +218,11 @@ class ChainDataset(CursorStream[T_co], IterableDataset[T_co]):
 
     @property
     def num_shards(self) -> int:
+        """The shards of all streams together, if each has some."""
         return sum(map(need_shards, self.datasets))
 
     def shard(self, number: int) -> Iterable[T_co]:
+        """One of the shards, counted through the streams in their order."""
         ends = list(accumulate(map(need_shards, self.datasets)))
         part = bisect_right(ends, number)
         return shard_of(self.datasets[part], number - (ends[part - 1] if part else 0))
