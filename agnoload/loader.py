@@ -7,9 +7,7 @@ which may go out and which batch may come out; a pool answers them in any order.
 from __future__ import annotations
 
 import os
-import sys
 import time
-import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,7 +18,7 @@ import numpy as np
 from agnoload import plugins, seeding
 from agnoload.cores import Choice, adjusted, choose_workers, usable_cores
 from agnoload.datasets import find_caches, find_large_lists, gather_of
-from agnoload.errors import AgnoloadWarning, OptionError, StateError
+from agnoload.errors import OptionError, StateError, warn
 from agnoload.fetch import Fetcher
 from agnoload.journal import Journal
 from agnoload.loop import PLACED_AHEAD, LoaderIterator, Progress
@@ -428,7 +426,7 @@ class DataLoader(Generic[BatchT]):
         """A warning that a loader gives once."""
         if text not in self._said:
             self._said.add(text)
-            warnings.warn(text, AgnoloadWarning, stacklevel=_outside())
+            warn(text)
 
     def _open_pool(self, plan: Plan) -> tuple[Pool, Callable[[Any], None] | None]:
         """A pool for one iterator, and what takes it back afterwards (None: the iterator ends it)."""
@@ -471,11 +469,9 @@ class DataLoader(Generic[BatchT]):
             return
         self._warned = True
         for path in find_large_lists(self._options.dataset):
-            warnings.warn(
+            warn(
                 f"{path} holds very many Python objects: each worker gets a copy of every one, and its memory grows as "
-                "they are read. agnoload.PackedList(...) keeps strings, bytes or objects in one buffer for all workers",
-                AgnoloadWarning,
-                stacklevel=5,
+                "they are read. agnoload.PackedList(...) keeps strings, bytes or objects in one buffer for all workers"
             )
 
     def _fetcher(self, isolated: bool, workers: int | None = None, plan: Plan | None = None) -> Fetcher:
@@ -700,14 +696,6 @@ class _Choose:
         n = len(order)
         places = rng.permutation(n)[:count] if n <= count else rng.integers(n, size=count)
         return np.concatenate([order.take(place, place + 1) for place in places.tolist()])
-
-
-def _outside() -> int:
-    """The `stacklevel` of the first frame that is not this library's: the user's own line."""
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("agnoload."):
-        level, frame = level + 1, frame.f_back
-    return level
 
 
 def _short(dataset: Any) -> str:
