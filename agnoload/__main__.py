@@ -9,23 +9,33 @@ import sys
 import numpy as np
 
 import agnoload
-from agnoload.cores import memory_limit, usable_cores
+from agnoload.cores import affine_cores, memory_limit, physical_memory, quota_cores, usable_cores
 from agnoload.pools.start import available_methods
 
 
 def report() -> str:
     """The report, a fact a line."""
-    limit = memory_limit()
     lines = [
         f"agnoload {agnoload.__version__}, NumPy {np.__version__}, Python {platform.python_version()}, {sys.platform}",
-        f"cores        {usable_cores()} usable of {os.cpu_count()}",
-        f"memory       {_gib(os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES'))}"
-        + (f", {_gib(limit)} by the control group" if limit is not None else ", no limit by a control group"),
+        f"cores        {usable_cores()} usable: {_cores()}",
+        f"memory       {_memory()}",
         f"workers      {', '.join(available_methods())} (the first is the default)",
         "backends",
     ]
     lines += [f"  {name:<10} {state}" for name, state in agnoload.list_backends().items()]
     return "\n".join(lines)
+
+
+def _cores() -> str:
+    quota = quota_cores()
+    limit = "no quota" if quota is None else f"a quota of {quota:g}"
+    return f"{affine_cores()} by affinity and {limit} by the control group, of {os.cpu_count()} in the machine"
+
+
+def _memory() -> str:
+    limit, physical = memory_limit(), physical_memory()
+    machine = "size unknown" if physical is None else _gib(physical)
+    return f"{machine}, {'no limit' if limit is None else f'limited to {_gib(limit)}'} by the control group"
 
 
 def _gib(nbytes: int) -> str:

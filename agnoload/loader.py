@@ -6,45 +6,78 @@ which may go out and which batch may come out; a pool answers them in any order.
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import os
+import sys
 import time
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, Generic, NamedTuple, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
+from functools import partial
+from typing import Any, Generic, Literal, NamedTuple, Self, TypeVar, Unpack, overload
 
 import numpy as np
+from numpy.typing import NDArray
 
-from agnoload import plugins, seeding
-from agnoload.cores import Choice, adjusted, choose_workers, usable_cores
-from agnoload.datasets import find_caches, find_large_lists, gather_of
-from agnoload.errors import OptionError, StateError, warn
+from agnoload import plugins
+from agnoload.auto import ENOUGH, Choice, adjusted, choose_for_stream, choose_workers
+from agnoload.cores import usable_cores, usable_memory
+from agnoload.datasets import find_caches, find_large_lists
+from agnoload.epochs import Epochs
+from agnoload.errors import DatasetNotPicklable, OptionError, warn
 from agnoload.fetch import Fetcher
+from agnoload.foreign import ForeignPlan, Stranger
+from agnoload.generators import Watch
 from agnoload.journal import Journal
-from agnoload.loop import PLACED_AHEAD, LoaderIterator, Progress
-from agnoload.messages import Request
+from agnoload.loop import PLACED_AHEAD, LoaderIterator
+from agnoload.messages import Reply, Request
 from agnoload.options import check_options
-from agnoload.plan import BatchPlan, ForeignPlan, OrderPlan, Plan, StreamedPlan
+from agnoload.plan import BatchPlan, OrderPlan, Plan, StreamedPlan
 from agnoload.pools.inline import InlinePool
 from agnoload.pools.processes import ProcessPool
 from agnoload.pools.start import release_server, use_server
 from agnoload.pools.threads import ThreadPool
-from agnoload.protocols import Backend, IndexArray, Pool
+from agnoload.protocols import Backend, Empty, Fetch, IndexArray, Pool
 from agnoload.ranks import rank_and_world
 from agnoload.samplers.basic import RandomSampler, SequentialSampler
-from agnoload.samplers.batch import set_epoch_inside
-from agnoload.samplers.sampler import SeededSampler, draw_from, effective_seed, is_transparent
+from agnoload.samplers.sampler import SeededSampler, effective_seed, is_transparent
 from agnoload.state import Place, capture, restore
-from agnoload.stats import Recorder, Stats, Timeline
-from agnoload.streams import StreamPlan, settle_ranks
+from agnoload.stats import Recorder, Stats, Timeline, size_of
+from agnoload.streams import StreamPlan, length_or_none, settle_ranks
 from agnoload.tolerance import Ceiling
-from agnoload.tree import map_leaves
+from agnoload.typed import (
+    AnyOptions,
+    Array,
+    B,
+    FieldsT,
+    K,
+    KeywordOptions,
+    LeafT,
+    LeavesT,
+    NamedT,
+    NumberT,
+    NumpyOptions,
+    Options,
+    PairT,
+    S,
+    ScalarT,
+    Source,
+    TextT,
+    TupleT,
+    Unsaid,
+)
 from agnoload.window import Window
+from agnoload.words import brief, name_of
 
+SampleT = TypeVar("SampleT")
 BatchT = TypeVar("BatchT")
 
+PROBE_PATIENCE = 10.0
+"""Seconds after which a probe for `num_workers="auto"` is given up."""
 
-class DataLoader(Generic[BatchT]):
+
+class DataLoader(Generic[SampleT, BatchT]):
     """Loads batches from a dataset, in this process or through workers; iterate it once an epoch.
 
     Parameters have torch's names and meanings, plus:
@@ -75,6 +108,77 @@ class DataLoader(Generic[BatchT]):
     3
     """
 
+    # fmt: off
+    # What a batch is, by the type of a sample: see `typed.py`.
+    @overload
+    def __init__(self: DataLoader[S, B], dataset: Source[S],
+                 batch_size: int = 1, shuffle: bool | None = None, *, collate_fn: Callable[[list[S]], B],
+                 backend: Literal["numpy"] = ..., **options: Unpack[Options]) -> None: ...
+    @overload
+    def __init__(self: DataLoader[S, B], dataset: Source[S],
+                 batch_size: None, shuffle: bool | None = None, *, collate_fn: Callable[[S], B],
+                 backend: Literal["numpy"] = ..., **options: Unpack[Options]) -> None: ...
+    @overload
+    def __init__(self: DataLoader[S, Any], dataset: Source[S],
+                 batch_size: int | None = 1, shuffle: bool | None = None, *, collate_fn: Callable[[Any], Any],
+                 backend: str | Backend, **options: Unpack[Options]) -> None: ...
+    @overload
+    def __init__(self: DataLoader[Any, NDArray[ScalarT]], dataset: NDArray[ScalarT],
+                 batch_size: int = 1, shuffle: bool | None = None, **options: Unpack[NumpyOptions]) -> None: ...
+    @overload
+    def __init__(self: DataLoader[Any, Any], dataset: Source[Unsaid],
+                 batch_size: int | None = 1, shuffle: bool | None = None, **options: Unpack[AnyOptions]) -> None: ...
+    @overload
+    def __init__(self: DataLoader[S, S], dataset: Source[S],
+                 batch_size: None, shuffle: bool | None = None, **options: Unpack[NumpyOptions]) -> None: ...
+    @overload
+    def __init__(self: DataLoader[NDArray[ScalarT], NDArray[ScalarT]], dataset: Source[NDArray[ScalarT]],
+                 batch_size: int = 1, shuffle: bool | None = None, **options: Unpack[NumpyOptions]) -> None: ...
+    @overload
+    def __init__(self: DataLoader[NumberT, Array], dataset: Source[NumberT],
+                 batch_size: int = 1, shuffle: bool | None = None, **options: Unpack[NumpyOptions]) -> None: ...
+    @overload
+    def __init__(self: DataLoader[TextT, list[TextT]], dataset: Source[TextT],
+                 batch_size: int = 1, shuffle: bool | None = None, **options: Unpack[AnyOptions]) -> None: ...
+    @overload
+    def __init__(self: DataLoader[NamedT, Any], dataset: Source[NamedT],
+                 batch_size: int = 1, shuffle: bool | None = None, **options: Unpack[AnyOptions]) -> None: ...
+    @overload
+    def __init__(self: DataLoader[tuple[Any, ...], tuple[Any, ...]], dataset: Source[tuple[Unsaid, ...]],
+                 batch_size: int = 1, shuffle: bool | None = None, **options: Unpack[AnyOptions]) -> None: ...
+    @overload
+    def __init__(self: DataLoader[PairT, tuple[Array, Array]], dataset: Source[PairT],
+                 batch_size: int = 1, shuffle: bool | None = None, **options: Unpack[NumpyOptions]) -> None: ...
+    @overload
+    def __init__(self: DataLoader[LeavesT, tuple[Array, ...]], dataset: Source[LeavesT],
+                 batch_size: int = 1, shuffle: bool | None = None, **options: Unpack[NumpyOptions]) -> None: ...
+    @overload
+    def __init__(self: DataLoader[TupleT, tuple[Any, ...]], dataset: Source[TupleT],
+                 batch_size: int = 1, shuffle: bool | None = None, **options: Unpack[AnyOptions]) -> None: ...
+    @overload
+    def __init__(self: DataLoader[dict[K, Any], dict[K, Any]], dataset: Source[dict[K, Unsaid]],
+                 batch_size: int = 1, shuffle: bool | None = None, **options: Unpack[AnyOptions]) -> None: ...
+    @overload
+    def __init__(self: DataLoader[dict[K, LeafT], dict[K, Array]], dataset: Source[dict[K, LeafT]],
+                 batch_size: int = 1, shuffle: bool | None = None, **options: Unpack[NumpyOptions]) -> None: ...
+    @overload
+    def __init__(self: DataLoader[dict[K, S], dict[K, Any]], dataset: Source[dict[K, S]],
+                 batch_size: int = 1, shuffle: bool | None = None, **options: Unpack[AnyOptions]) -> None: ...
+    @overload
+    def __init__(self: DataLoader[FieldsT, dict[str, Any]], dataset: Source[FieldsT],
+                 batch_size: int = 1, shuffle: bool | None = None, **options: Unpack[AnyOptions]) -> None: ...
+    @overload
+    def __init__(self: DataLoader[S, Any], dataset: Source[S],
+                 batch_size: int | None = 1, shuffle: bool | None = None, **options: Unpack[AnyOptions]) -> None: ...
+    @overload  # more by position than people do
+    def __init__(
+        self: DataLoader[Any, Any], dataset: Any, batch_size: int | None, shuffle: bool | None, sampler: Any, /,
+        batch_sampler: Any = None, num_workers: int | Literal["auto"] = 0,
+        collate_fn: Callable[[Any], Any] | None = None, pin_memory: bool = False, drop_last: bool = False,
+        timeout: float = 0, worker_init_fn: Callable[[int], object] | None = None, multiprocessing_context: Any = None,
+        generator: Any = None, *, backend: str | Backend = ..., **options: Unpack[KeywordOptions],
+    ) -> None: ...
+    # fmt: on
     def __init__(
         self,
         dataset: Any,
@@ -82,12 +186,12 @@ class DataLoader(Generic[BatchT]):
         shuffle: bool | None = None,
         sampler: Any = None,
         batch_sampler: Any = None,
-        num_workers: Any = 0,
-        collate_fn: Callable[[list[Any]], BatchT] | None = None,
+        num_workers: int | Literal["auto"] = 0,
+        collate_fn: Callable[[Any], Any] | None = None,
         pin_memory: bool = False,
         drop_last: bool = False,
         timeout: float = 0,
-        worker_init_fn: Callable[[int], None] | None = None,
+        worker_init_fn: Callable[[int], object] | None = None,
         multiprocessing_context: Any = None,
         generator: Any = None,
         *,
@@ -98,8 +202,8 @@ class DataLoader(Generic[BatchT]):
         backend: str | Backend = "numpy",
         device: Any = None,
         seed: int | None = None,
-        worker_type: str = "process",
-        on_error: Any = "raise",
+        worker_type: Literal["process", "thread"] = "process",
+        on_error: Literal["raise", "skip", "replace"] | Callable[[Exception, Any], str] = "raise",
         max_worker_restarts: int = 0,
         retry: Any = None,
         max_failed: int | float | None = None,
@@ -114,23 +218,26 @@ class DataLoader(Generic[BatchT]):
         )  # fmt: skip
         self._backend = plugins.get_backend(backend)
         self._place_on = self._backend.check(device, options.pin_memory)
-        self._rank, self._world_size = rank_and_world(self._backend.world())
-        self._sampler = self._make_sampler()
-        self._generator = options.generator
-        self._given_seed = options.seed
-        self._seed = seeding.draw_seed() if options.seed is None else options.seed
-        self._seeded = options.generator is None
-        self._epoch = 0
-        self._resume: Place | None = None
-        self._progress: Progress | None = None
+        world = plugins.rank_and_world(self._backend)
+        self._sampler = self._make_sampler(world)
+        self._stranger = Stranger(self._sampler)
+        self._rank, self._world_size = self._stranger.share() or rank_and_world(world)
+        self._warned = False
+        self._said: set[str] = set()
+        self._choice: Choice | None = None
+        self._settle(Epochs(self._stranger, options.seed, options.generator))
+
+    def _settle(self, epochs: Epochs) -> None:
+        """Be a loader that has not been iterated yet."""
+        self._epochs = epochs
+        self._restored: Plan | None = None
+        self._worker_seed: int | None = None
         self._iterators: weakref.WeakSet[LoaderIterator[Any]] = weakref.WeakSet()
         self._idle = _Idle()
         weakref.finalize(self, _Idle.close, self._idle)
-        self._warned = False
-        self._said: set[str] = set()
         self._recorder = Recorder()
+        self._counted = self._recorder.sums()
         self._journal = Journal()
-        self._choice: Choice | None = None
 
     # ------------------------------------------------------------------------------------------------ what it has
 
@@ -169,7 +276,7 @@ class DataLoader(Generic[BatchT]):
         return self._options.batch_sampler
 
     @property
-    def collate_fn(self) -> Callable[[list[Any]], BatchT] | None:
+    def collate_fn(self) -> Callable[[list[SampleT]], BatchT] | None:
         """The function that makes a batch of samples; None for the default."""
         return self._options.collate_fn
 
@@ -184,7 +291,7 @@ class DataLoader(Generic[BatchT]):
         return self._options.timeout or 0
 
     @property
-    def worker_init_fn(self) -> Callable[[int], None] | None:
+    def worker_init_fn(self) -> Callable[[int], object] | None:
         """What each worker calls with its number before its first sample."""
         return self._options.worker_init_fn
 
@@ -196,7 +303,7 @@ class DataLoader(Generic[BatchT]):
     @property
     def generator(self) -> Any:
         """The generator that gives a seed for each epoch, or None."""
-        return self._generator
+        return self._options.generator
 
     @property
     def prefetch_factor(self) -> int:
@@ -226,24 +333,19 @@ class DataLoader(Generic[BatchT]):
     @property
     def seed(self) -> int:
         """The seed that order and samples follow from; with `generator`, that of the epoch begun last."""
-        return self._seed
+        return self._epochs.place.seeds.samples
 
     @property
     def epoch(self) -> int:
         """The epoch that the next `iter` begins, or that is running."""
-        return self._place().epoch
+        return self._epochs.place.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Make the next `iter` begin this epoch; not needed for epochs to differ."""
-        self._epoch = seeding.check_seed(epoch, "epoch")
-        self._progress = None
-        self._resume = None
+        """Make the next `iter` begin this epoch; not needed for epochs to differ.
 
-    def _place(self) -> Place:
-        """Where the data that was yielded ends."""
-        if self._resume is not None:
-            return self._resume
-        return self._progress.place if self._progress is not None else Place(self._epoch)
+        A state that was restored within that very epoch stays in force.
+        """
+        self._epochs.set_epoch(epoch)
 
     def __len__(self) -> int:
         """The number of batches of an epoch; `TypeError` where dataset or sampler has no length."""
@@ -257,21 +359,34 @@ class DataLoader(Generic[BatchT]):
 
     def __repr__(self) -> str:
         options = self._options
-        words = [_short(options.dataset)]
+        words = [brief(options.dataset)]
         if options.batch_sampler is not None:
-            words.append(f"batch_sampler={options.batch_sampler!r}")
+            words.append(f"batch_sampler={brief(options.batch_sampler)}")
         else:
             words.append(f"batch_size={options.batch_size}")
         if options.shuffle:
             words.append("shuffle=True")
         if options.sampler is not None:
-            words.append(f"sampler={options.sampler!r}")
-        words.append(f"num_workers={self.num_workers}" + (" (auto)" if options.num_workers is None else ""))
+            words.append(f"sampler={brief(options.sampler)}")
+        words.append(f"num_workers={self.num_workers}")
+        if self._choice is not None:
+            words[-1] += f" (auto: {self._choice.reason})"
+        if options.worker_type != "process":
+            words.append(f"worker_type={options.worker_type!r}")
+        if options.collate_fn is not None:
+            words.append(f"collate_fn={name_of(options.collate_fn)}")
+        if options.drop_last:
+            words.append("drop_last=True")
+        if options.on_error != "raise":
+            words.append(f"on_error={options.on_error!r}")
         if self._backend.name != "numpy":
             words.append(f"backend={self._backend.name!r}")
         if options.device is not None:
             words.append(f"device={options.device!r}")
-        return f"DataLoader({', '.join(words)}, seed={self._seed})"
+        words.append(f"seed={self.seed}" if options.generator is None else f"generator={options.generator!r}")
+        with suppress(TypeError):
+            words.append(f"{len(self)} batches")
+        return f"DataLoader({', '.join(words)}, epoch {self.epoch})"
 
     # ------------------------------------------------------------------------------------------------ iteration
 
@@ -289,75 +404,56 @@ class DataLoader(Generic[BatchT]):
         return self._iterate(int(n))
 
     def _iterate(self, limit: int | None) -> LoaderIterator[BatchT]:
-        options = self._options
-        if self._choice is not None:
-            self._choice = adjusted(
-                self._choice, self._recorder.share_waited(), self._recorder.busy(), usable_cores()
-            )  # fmt: skip
-        place = self._begin()
-        plan = self._plan(place)
+        self._adjust_workers()
+        place = self._epochs.begin()
+        plan, self._restored = self._restored, None
+        if plan is None or plan.place != place:
+            plan = self._plan(place)
         if plan.exhausted and plan.resumed:  # a state of the very end: the next epoch begins
-            plan = self._plan(Place(place.epoch + 1))
+            plan = self._next_plan(plan.end())
         pool, release = self._open_pool(plan)
+        return self._iterator(plan, pool, release, limit)
+
+    def _iterator(
+        self, plan: Plan, pool: Pool, release: Callable[[Any], None] | None, limit: int | None
+    ) -> LoaderIterator[BatchT]:
         try:
             iterator: LoaderIterator[BatchT] = LoaderIterator(
                 plan,
                 pool,
                 next_plan=self._next_plan,
+                say=self._say_once,
                 limit=limit,
-                window=Window(self._window(), options.in_order),
-                timeout=options.timeout,
+                window=Window(self._window(), self._options.in_order),
+                timeout=self._options.timeout,
                 backend=self._backend,
                 device=self._place_on,
                 recorder=self._recorder,
                 journal=self._journal,
-                ceiling=None if options.max_failed is None else Ceiling(options.max_failed),
+                ceiling=None if self._options.max_failed is None else Ceiling(self._options.max_failed),
                 release=release,
             )
         except BaseException:
             pool.close()
             raise
-        self._progress = iterator.progress
+        self._epochs.began(iterator.progress)
         self._iterators.add(iterator)
         return iterator
 
-    def _begin(self) -> Place:
-        """Where the next iterator starts."""
-        if self._resume is not None:
-            place, self._resume = self._resume, None
-            return place
-        if self._progress is not None:
-            self._epoch = self._progress.epoch + 1
-        self._draw()
-        return Place(self._epoch)
-
-    def _draw(self) -> None:
-        """With a generator each epoch has a seed of its own."""
-        if self._generator is not None:
-            seed = draw_from(self._generator)
-            if seed is None:
-                seed = plugins.seed_from(self._generator)
-            if seed is None:
-                raise OptionError(
-                    "generator must be a numpy.random.Generator or a generator of an installed backend's framework, "
-                    f"got {type(self._generator).__qualname__}"
-                )
-            self._seed = seed
-
-    def _next_plan(self, epoch: int) -> Plan:
-        self._draw()
-        return self._plan(Place(epoch))
+    def _next_plan(self, place: Place) -> Plan:
+        """The next epoch, where the one before has ended here: a sampler with a state stands there already."""
+        return self._plan(self._epochs.following(place._replace(sampler=None)))
 
     def _window(self) -> int:
         return max(self.num_workers * self._options.prefetch_factor, 1)
 
     # ------------------------------------------------------------------------------------------------ assembly
 
-    def _make_sampler(self) -> Any:
+    def _make_sampler(self, world: tuple[int, int] | None) -> Any:
         """The sampler or batch sampler that orders the samples; None for a stream."""
         options = self._options
         if options.stream:
-            settle_ranks(options.dataset, self._backend.world())
+            settle_ranks(options.dataset, world)
             return None
         sampler = options.batch_sampler if options.batch_sampler is not None else options.sampler
         if sampler is None:
@@ -365,7 +461,7 @@ class DataLoader(Generic[BatchT]):
                 return RandomSampler(options.dataset) if len(options.dataset) else SequentialSampler(options.dataset)
             return SequentialSampler(options.dataset)
         if isinstance(sampler, SeededSampler):
-            sampler.settle(plugins.seed_from, self._backend.world())
+            sampler.settle(plugins.seed_from, world)
         wanted = getattr(sampler, "data_length", None)
         if wanted is not None and wanted != len(options.dataset):
             raise OptionError(
@@ -374,26 +470,19 @@ class DataLoader(Generic[BatchT]):
             )
         return sampler
 
-    def _order_seed(self) -> int:
-        given = self._seed if self._given_seed is not None or self._generator is not None else None
-        return effective_seed(self._sampler, given, self._seed)
-
     def _plan(self, place: Place) -> Plan:
         """The requests of an epoch from `place` on."""
-        options, sampler = self._options, self._sampler
+        options, sampler, order_seed = self._options, self._sampler, place.seeds.order
         if options.stream:
             return self._stream_plan(place)
-        batched = options.batch_sampler is not None
-        if is_transparent(sampler):
-            if batched:
-                batches = sampler.batches(self._order_seed(), place.epoch)
-                return BatchPlan(place.epoch, self._seed, place, batches)
-            order = sampler.order(self._order_seed(), place.epoch)
-            return OrderPlan(place.epoch, self._seed, place, order, options.batch_size, options.drop_last)
-        set_epoch_inside(sampler, place.epoch)
-        return ForeignPlan(
-            place.epoch, self._seed, place, sampler, options.batch_size, options.drop_last, batched, self._rank
-        )  # fmt: skip
+        if not is_transparent(sampler):
+            batched = options.batch_sampler is not None
+            return ForeignPlan(
+                place, self._stranger, options.batch_size, options.drop_last, batched=batched, rank=self._rank
+            )
+        if options.batch_sampler is not None:
+            return BatchPlan(place, sampler.batches(order_seed, place.epoch), sampler.is_split)
+        return OrderPlan(place, sampler.order(order_seed, place.epoch), options.batch_size, options.drop_last)
 
     def _stream_plan(self, place: Place) -> StreamedPlan:
         options = self._options
@@ -417,10 +506,8 @@ class DataLoader(Generic[BatchT]):
                 f"the stream has {plan.lanes} lanes for {workers} workers: {workers - plan.lanes} of them have nothing "
                 "to do. Use fewer workers, or a stream with more shards (and `lanes`)"
             )
-        length = len(options.dataset) if hasattr(type(options.dataset), "__len__") else None
-        return StreamedPlan(
-            place.epoch, self._seed, place, plan, options.drop_last, self._say_once, length
-        )  # fmt: skip
+        length = length_or_none(options.dataset)
+        return StreamedPlan(place, plan, options.drop_last, self._say_once, length)
 
     def _say_once(self, text: str) -> None:
         """A warning that a loader gives once."""
@@ -434,13 +521,8 @@ class DataLoader(Generic[BatchT]):
         if self.num_workers == 0:
             return InlinePool(self._fetcher(isolated=False, plan=plan)), None
         if options.worker_type == "thread":
-            threads = ThreadPool(
-                self._fetcher(isolated=False, plan=plan),
-                workers=self.num_workers,
-                window=self._window(),
-                owned=options.stream,
-            )
-            return threads, None
+            threads = self._make_pool(self._fetcher(isolated=False, plan=plan), self.num_workers)
+            return _Watched(threads, self._say_once), None
         fetcher = self._fetcher(isolated=True, plan=plan)
         take_back = self._idle.put if options.persistent_workers else None
         if (pool := self._idle.take()) is not None:
@@ -448,11 +530,19 @@ class DataLoader(Generic[BatchT]):
                 return pool, take_back
             pool.close()
         self._warn_once()
+        return self._make_pool(fetcher, self.num_workers), take_back
+
+    def _make_pool(self, fetcher: Fetcher, workers: int) -> Pool:
+        """Workers of the kind that was asked for."""
+        options = self._options
+        window = workers * options.prefetch_factor
+        if options.worker_type == "thread":
+            return ThreadPool(fetcher, workers=workers, window=window, owned=options.stream)
         use_server(self)
-        pool = ProcessPool(
+        return ProcessPool(
             fetcher,
-            workers=self.num_workers,
-            window=self._window() + (PLACED_AHEAD if self._place_on is not None else 0),
+            workers=workers,
+            window=window + (PLACED_AHEAD if self._place_on is not None else 0),
             context=options.context,
             owned=options.stream,
             reuse=options.persistent_workers,
@@ -461,7 +551,6 @@ class DataLoader(Generic[BatchT]):
             fence=self._backend.fence,
             environment=plugins.worker_environment(),
         )
-        return pool, take_back
 
     def _warn_once(self) -> None:
         """Once a loader: what will be slow or large in workers."""
@@ -477,23 +566,26 @@ class DataLoader(Generic[BatchT]):
     def _fetcher(self, isolated: bool, workers: int | None = None, plan: Plan | None = None) -> Fetcher:
         options = self._options
         workers = self.num_workers if workers is None else workers
+        if self._worker_seed is None:  # kept, though a generator gives others later: kept workers are not told
+            self._worker_seed = self.seed if plan is None else plan.seed
         return Fetcher(
             options.dataset,
             stream=options.stream,
             batched=options.batch_size is not None or options.batch_sampler is not None,
             collate_fn=options.collate_fn,
-            seed=self._seed,
+            seed=self._worker_seed,
             workers=workers,
             rank=self._rank,
             world_size=self._world_size,
             isolated=isolated,
             threaded=options.worker_type == "thread" and workers > 0,
             on_error=options.on_error,
-            choose=_Choose(self._sampler, self._order_seed()) if self._may_replace() else None,
+            choose=_Choose(self._sampler, self._epochs.order_seed) if self._may_replace() else None,
             worker_init_fn=options.worker_init_fn,
             retry=options.retry,
             drop_last=options.drop_last,
             stream_start=(plan.epoch, plan.reader_start) if isinstance(plan, StreamedPlan) and plan.resumed else None,
+            stream_first=plan.reader_start["first"] if isinstance(plan, StreamedPlan) else None,
         )
 
     def _may_replace(self) -> bool:
@@ -507,49 +599,55 @@ class DataLoader(Generic[BatchT]):
 
         Under 1 KiB for datasets with indices. After the last batch of an epoch it is the start of the next.
         """
-        return capture(self._place(), self._seed, self._order_seed(), self._facts())
+        place = self._epochs.place
+        return capture(place, self._facts(bool(place.ahead)))
 
     def load_state_dict(self, state: Any) -> None:
         """Let the next `iter` go on where `state` was taken; reads no data.
 
         Any number of workers may go on, any number of ranks at the same position, and another batch size. `StateError`
-        with both sides if dataset length, sampler or a given seed differ.
+        with both sides if dataset length, sampler or a given seed differ, or if it is no state at all.
         """
-        place, seed, order_seed = restore(state, self._facts())
-        if self._given_seed is not None and seed != self._given_seed:
-            raise StateError(
-                f"this state was saved with seed {seed}, but this loader was given seed {self._given_seed}"
-            )
-        before, self._seed = self._seed, seed
-        if not self._options.stream and self._order_seed() != order_seed and self._generator is None:
-            found, self._seed = self._order_seed(), before
-            raise StateError(
-                f"this state was saved with a sampler on seed {order_seed}, but this loader's is on {found}"
-            )
-        self._resume = place
-        self._progress = None
+        out_of_order = isinstance(state, Mapping) and bool(state.get("ahead"))
+        place = restore(state, self._facts(out_of_order))
+        self._epochs.check(place)
+        # What comes of a position shows here already; a stranger's sampler is not touched before it is needed.
+        self._restored = self._plan(place) if is_transparent(self._sampler) and place.begun else None
+        self._epochs.restore(place)
 
-    def _facts(self) -> dict[str, Any]:
+    def _facts(self, out_of_order: bool) -> dict[str, Any]:
+        """What must be equal for a state to fit."""
         options = self._options
-        if options.stream:
-            return {"kind": "stream", "dataset": type(options.dataset).__name__}
-        sampler = self._sampler
-        identity = sampler.identity() if isinstance(sampler, SeededSampler) else type(sampler).__name__
-        return {"kind": "map", "length": len(options.dataset), "sampler": identity}
+        facts: dict[str, Any] = {"kind": "stream", "dataset": type(options.dataset).__name__}
+        if not options.stream:
+            facts = {"kind": "map", "length": len(options.dataset), "sampler": self._stranger.identity()}
+        if out_of_order:  # it lists batches of one rank
+            facts |= {"batch_size": options.batch_size, "rank": self._rank}
+        if out_of_order or not (options.stream or is_transparent(self._sampler)):
+            facts["world_size"] = self._world_size
+        if options.generator is not None:
+            facts["seeds"] = "from a generator"
+        return facts
 
     # ------------------------------------------------------------------------------------------------ the rest
 
     def stats(self) -> Stats:
-        """What was loaded so far and where the time went, with a verdict in one sentence."""
+        """What was loaded so far and where the time went, with a verdict in one sentence.
+
+        >>> loader = DataLoader(range(10), 4)
+        >>> loader.stats().verdict
+        'nothing was loaded yet'
+        """
         workers = self.num_workers
-        reason = self._choice.reason if self._choice is not None else "as asked for"
-        return self._recorder.stats(workers, f"{workers} workers: {reason}", find_caches(self._options.dataset))
+        choice = "as asked for" if self._choice is None else f"auto: {self._choice.reason}"
+        return self._recorder.stats(workers, choice, usable_cores(), find_caches(self._options.dataset))
 
     @contextmanager
     def trace(self, path: str | os.PathLike[str]) -> Iterator[None]:
         """While the context is open, keep a timeline; at its end, write it for Perfetto and chrome://tracing.
 
-        A row for the consumer (waiting) and one for each worker (fetch, collate, encode).
+        A row for the consumer (wait, work) and one for each worker (wait, fetch, collate, encode). What is loaded
+        without workers stands on the consumer's row.
 
         >>> import json, pathlib, tempfile
         >>> path = pathlib.Path(tempfile.mkdtemp()) / "trace.json"
@@ -557,73 +655,82 @@ class DataLoader(Generic[BatchT]):
         >>> with loader.trace(path):
         ...     for batch in loader: pass
         >>> sorted({event["name"] for event in json.loads(path.read_text())["traceEvents"]})
-        ['collate', 'encode', 'fetch', 'thread_name', 'wait']
+        ['collate', 'fetch', 'thread_name', 'wait', 'work']
         """
-        timeline = Timeline()
-        self._recorder.trace(timeline)
-        try:
-            yield
-        finally:
-            self._recorder.trace(None)
-            timeline.write(path)
+        with open(path, "w", encoding="utf-8") as file:  # now: a path that cannot be written shall not cost a run
+            timeline = Timeline(inline=self.num_workers == 0)
+            self._recorder.trace(timeline)
+            try:
+                yield
+            finally:
+                self._recorder.end_trace(timeline)
+                timeline.write(file)
 
     def benchmark(self, seconds: float = 5.0) -> Benchmark:
-        """Measure the loader by itself, then how fast the loop could be if batches were there already, and print both.
+        """Measure the loader by itself, then what it could give if loading took no time; print both, with advice.
 
-        Runs through batches from the next epoch on for about half of `seconds`, then hands out one batch again and
-        again, converted and placed each time. Epochs count as usual.
+        Half of `seconds` goes to each: to a loop that does nothing with its batches, and to one batch that goes through
+        the loader and its backend again and again. The place in the data, `stats()` and kept workers stay as they are.
         """
         half = max(float(seconds), 0.02) / 2
-        batches, began = 0, time.monotonic()
-        while (elapsed := time.monotonic() - began) < half:
-            for _ in self:
-                batches += 1
-                if time.monotonic() - began >= half:
-                    break
-            else:
-                if not batches:
-                    raise OptionError("benchmark needs at least one batch, this loader has none")
-        ceiling = self._ceiling(half)
-        found = Benchmark(batches / elapsed, ceiling, self.stats().verdict)
+        with self._twin(self.num_workers) as twin:
+            alone, first = _rate(lambda: twin, half)
+            told = twin.stats()
+        with self._twin(0) as twin:
+            plan = twin._plan(Place(twin.epoch))
+            pool = InlinePool(_Again(twin._fetcher(isolated=False, plan=plan)))
+            ceiling, _ = _rate(lambda: twin._iterator(plan, pool, None, sys.maxsize), half)
+        found = Benchmark(alone, ceiling, first, told.samples / told.batches, told.verdict)
         print(found)
         return found
 
-    def _ceiling(self, seconds: float) -> float:
-        fetch = self._fetcher(isolated=False, workers=0)
-        plan = self._plan(Place(self._epoch))
-        item = plan.next()
-        if item is None:
-            return 0.0
-        cut, number = item
-        request = Request(0, plan.epoch, number, cut.indices, cut.first, plan.seed, cut.stride, cut.rank, size=cut.size)
-        cached = fetch(request, np.empty)
-        if cached.error is not None:
-            raise cached.error
-        count, began = 0, time.monotonic()
-        while (elapsed := time.monotonic() - began) < seconds:
-            given = map_leaves(self._backend.convert, cached.batch)
-            if self._place_on is not None:
-                self._backend.place(given, self._place_on)()
-            count += 1
-        return count / elapsed
+    def _twin(self, workers: int) -> DataLoader[SampleT, BatchT]:
+        """The same loader once more, for measurements that this one shall not notice."""
+        twin = copy.copy(self)
+        twin._options = dataclasses.replace(self._options, num_workers=workers)
+        twin._settle(self._epochs.twin())
+        return twin
 
     def _choose_workers(self) -> Choice:
-        """The probe for `num_workers="auto"`; the user's generators are left as they were."""
+        """The choice for `num_workers="auto"`: from a look at the dataset, and a probe in a worker of its own."""
         options = self._options
         cores = usable_cores()
         if options.stream:
-            return Choice(max(1, cores - 1), f"a stream cannot be probed without reading it; {cores} usable cores")
-        gathers = options.collate_fn is None and gather_of(options.dataset) is not None
-        batch_size = options.batch_size or 1
-        fetch = self._fetcher(isolated=False, workers=0)
+            return choose_for_stream(options.dataset, cores)
+        fetcher = self._fetcher(isolated=options.worker_type == "process", workers=1)
+        if fetcher.gathers:
+            return Choice(0, "whole batches are gathered in one step, quicker than through a worker", 0)
+        if not hasattr(options.dataset, "__len__") or not len(options.dataset):
+            return Choice(0, "there is nothing to probe", cores)
+        try:
+            pool = self._make_pool(fetcher, 1)
+        except DatasetNotPicklable as error:
+            return Choice(0, str(error).split(". ")[0], 0)
+        size = options.batch_size or getattr(options.batch_sampler, "batch_size", None) or 1
+        with closing(pool):
+            return choose_workers(
+                partial(self._probe, pool), size, options.prefetch_factor, cores, usable_memory()
+            )  # fmt: skip
 
-        def load(index: int) -> None:
-            key: Any = index if options.batch_size is None and options.batch_sampler is None else [index]
-            reply = fetch(Request(0, 0, 0, key, 0, self._seed), np.empty)
-            if reply.error is not None:
-                raise reply.error
+    def _probe(self, pool: Pool, count: int) -> tuple[float, int]:
+        """Load samples from all over the dataset: the seconds in the worker, and the bytes of the batch."""
+        keys: Any = np.linspace(0, len(self._options.dataset) - 1, count).astype(np.int64)
+        if self._options.batch_size is None and self._options.batch_sampler is None:
+            keys = int(keys[0])
+        pool.submit(Request(count, self.epoch, 0, keys, 0, self.seed))
+        reply = pool.receive(PROBE_PATIENCE)
+        if reply.error is not None:
+            raise reply.error
+        return reply.finished - reply.started, size_of(reply.batch)
 
-        return choose_workers(None if gathers else load, len(options.dataset), batch_size, cores)
+    def _adjust_workers(self) -> None:
+        """Before an epoch: what the last one has shown about the choice."""
+        if self._choice is not None:
+            sums = self._recorder.sums()
+            choice = adjusted(self._choice, sums.since(self._counted), usable_cores())
+            if choice is not self._choice or sums.batches - self._counted.batches >= ENOUGH:
+                self._counted = sums
+            self._choice = choice
 
     def close(self) -> None:
         """End all workers, within a second whatever they do; twice is fine, and iterating again starts afresh.
@@ -636,7 +743,7 @@ class DataLoader(Generic[BatchT]):
         self._idle.close()
         release_server(self)
 
-    def __enter__(self) -> DataLoader[BatchT]:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -644,17 +751,59 @@ class DataLoader(Generic[BatchT]):
 
 
 class Benchmark(NamedTuple):
-    """What `loader.benchmark()` found, in batches a second."""
+    """What `loader.benchmark()` found: batches a second of the loader alone and at its ceiling."""
 
     loader: float
     ceiling: float
+    first_batch: float
+    """Seconds until the first batch, workers started."""
+    batch_size: float
+    """Samples a batch, on average."""
     verdict: str
 
     def __str__(self) -> str:
         return (
-            f"the loader alone: {self.loader:,.1f} batches/s\n"
-            f"one batch again and again: {self.ceiling:,.1f} batches/s\n{self.verdict}"
+            f"the loader alone: {self.loader:,.1f} batches/s, {self.loader * self.batch_size:,.0f} samples/s, "
+            f"the first batch after {self.first_batch:.2f} s\n"
+            f"one batch again and again: {self.ceiling:,.1f} batches/s, the most that it can give\n{self.advice}"
         )
+
+    @property
+    def advice(self) -> str:
+        """What to do with these numbers."""
+        if self.loader > 0.5 * self.ceiling:
+            return "loading takes little: the rest is a batch's way to the user, and larger batches make it cheaper"
+        return f"a loop that spends {1e3 / self.loader:.3g} ms or more on a batch need not wait. {self.verdict}"
+
+
+class _Again:
+    """Loads once, and answers every request with that."""
+
+    def __init__(self, fetch: Fetch) -> None:
+        self._fetch = fetch
+        self._reply: Reply | None = None
+
+    def __call__(self, request: Request, empty: Empty) -> Reply:
+        if self._reply is None:
+            self._reply = self._fetch(request, empty)._replace(extras=None, end=False)
+        return self._reply._replace(number=request.number)
+
+
+def _rate(batches: Callable[[], Iterable[Any]], seconds: float) -> tuple[float, float]:
+    """Go through batches, and through them again, for a while: batches a second after the first, and when that came."""
+    began = now = time.monotonic()
+    first, count = 0.0, 0
+    while now - began < seconds:
+        before = count
+        for _ in batches():
+            now = time.monotonic()
+            count += 1
+            first = first or now - began
+            if now - began >= seconds:
+                break
+        if count == before:
+            raise OptionError("benchmark needs at least one batch, this loader has none")
+    return (count - 1) / (now - began - first) if count > 1 else 1 / first, first
 
 
 class _Idle:
@@ -680,29 +829,58 @@ class _Idle:
             pool.close()
 
 
+class _Watched:
+    """A pool of threads that tells, once, if samples draw from generators that are not theirs alone.
+
+    Between the first request and the first reply the user's own thread waits here, so it is not the one who draws.
+    """
+
+    def __init__(self, pool: Pool, say: Callable[[str], None]) -> None:
+        self._pool = pool
+        self._say = say
+        self._watch: Watch | None = None
+        self._told = False
+
+    def submit(self, request: Request) -> None:
+        if self._watch is None and not self._told:
+            self._watch = Watch()
+        self._pool.submit(request)
+
+    def receive(self, timeout: float | None = None) -> Reply:
+        reply = self._pool.receive(timeout)
+        watch, self._watch = self._watch, None
+        if watch is not None and not self._told and (names := watch.drawn()):
+            self._say(
+                f"samples draw from {' and '.join(names)}, which all threads of this process share, so what they draw "
+                "depends on which thread comes first. Draw from agnoload.sample_rng() instead, or use worker processes"
+            )
+        self._told = True
+        return reply
+
+    def ready(self) -> bool:
+        return self._pool.ready()
+
+    def close(self) -> None:
+        self._pool.close()
+
+
 class _Choose:
-    """Indices of an epoch at random, for replacements; travels to workers with its sampler."""
+    """Indices of an epoch at random, for replacements; travels to workers with its sampler.
 
-    def __init__(self, sampler: Any, seed: int) -> None:
+    `order_seed`: None where each epoch has its own, that of its samples.
+    """
+
+    def __init__(self, sampler: Any, order_seed: int | None) -> None:
         self._sampler = sampler
-        self._seed = seed
+        self._order_seed = order_seed
 
-    def __call__(self, epoch: int, rng: np.random.Generator, count: int) -> IndexArray:
+    def __call__(self, seed: int, epoch: int, rng: np.random.Generator, count: int) -> IndexArray:
+        order_seed = effective_seed(self._sampler, seed, seed) if self._order_seed is None else self._order_seed
         if self._sampler.yields_batches:
-            batches = self._sampler.batches(self._seed, epoch)
+            batches = self._sampler.batches(order_seed, epoch)
             picked = batches.batch(int(rng.integers(len(batches))))
             return rng.permutation(picked)[:count]
-        order = self._sampler.order(self._seed, epoch)
+        order = self._sampler.order(order_seed, epoch)
         n = len(order)
         places = rng.permutation(n)[:count] if n <= count else rng.integers(n, size=count)
         return np.concatenate([order.take(place, place + 1) for place in places.tolist()])
-
-
-def _short(dataset: Any) -> str:
-    """A dataset in a word or two: its own repr if that is short."""
-    kind: Any = type(dataset)
-    if kind.__repr__ is object.__repr__:
-        length = f"{len(dataset)} samples" if hasattr(dataset, "__len__") else ""
-        return f"{kind.__name__}({length})"
-    text = repr(dataset)
-    return text if len(text) <= 60 and "\n" not in text else f"<{type(dataset).__name__}>"

@@ -7,28 +7,36 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TextIO
 
 import numpy as np
 
 from agnoload.messages import Failure, Reply
+from agnoload.tree import node_of
+
+TRANSPORT = 300e-6
+"""Seconds that a batch's way through a worker costs; what takes less is better loaded here."""
+LITTLE = 0.05
+"""Who waits for less than this share of the time has nothing to gain."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """An account of what a loader has delivered so far; times in seconds, `bytes` of the batches as they travelled.
+    """An account of what a loader has delivered so far, over all its epochs; made by `loader.stats()`, unchangeable.
 
-    `wait_seconds` is how long `next()` waited for data in all, `wait_p50` ... the percentiles over batches (within 3%);
-    `seconds` the time from asking for the first batch to the last one; `busy` the share of its time that each worker
-    was loading; `failed` the index and error of each sample that was skipped or replaced; `cache_hits` and
-    `cache_misses` those of a `CachedDataset`; `workers` why there are as many as there are.
+    Times are in seconds. `seconds`: from asking for the first batch of an epoch to its last one, summed over epochs;
+    the user's work on batches is in it, what is done between epochs is not. `wait_seconds`: what `next()` took of it,
+    `wait_first`: what it took for first batches, while workers start; `wait_p50` ...: percentiles over batches, within
+    3%. `bytes`: of the arrays in the batches, before a backend converts them. `busy`: the share of its time that each
+    worker was loading; without workers, that of the process that iterates. `failed`: index and error of each sample
+    that was skipped or replaced. `cache_hits`, `cache_misses`: of every `CachedDataset` inside. `num_workers`: how many
+    there are now, and `choice` why. `verdict`: one sentence on whether data is the bottleneck, and what to do.
 
     >>> from agnoload import DataLoader
     >>> loader = DataLoader(range(10), 4)
     >>> for batch in loader: pass
-    >>> loader.stats().batches, loader.stats().samples
-    (3, 10)
+    >>> loader.stats().batches, loader.stats().samples, loader.stats().bytes
+    (3, 10, 80)
     """
 
     batches: int
@@ -36,6 +44,7 @@ class Stats:
     bytes: int
     seconds: float
     wait_seconds: float
+    wait_first: float
     wait_p50: float
     wait_p95: float
     wait_p99: float
@@ -43,34 +52,103 @@ class Stats:
     failed: tuple[Failure, ...]
     cache_hits: int
     cache_misses: int
-    workers: str
+    num_workers: int
+    choice: str
     verdict: str
+
+    def __str__(self) -> str:
+        rate = self.samples / self.seconds if self.seconds else 0.0
+        busy = ", ".join(f"{share:.0%}" for share in self.busy) or "nothing"
+        lines = [
+            f"{self.batches} batches, {self.samples} samples, {self.bytes / 1e6:,.1f} MB in {self.seconds:.2f} s: "
+            f"{rate:,.0f} samples/s",
+            f"waited {self.wait_seconds:.2f} s; a batch {_time(self.wait_p50)} (half), {_time(self.wait_p95)} (95%), "
+            f"{_time(self.wait_p99)} (99%)",
+            f"{self.num_workers} workers ({self.choice}), busy {busy}",
+        ]
+        if self.cache_hits or self.cache_misses:
+            lines.append(f"cache: {self.cache_hits} hits, {self.cache_misses} misses")
+        if self.failed:
+            index, error = self.failed[-1]
+            lines.append(f"{len(self.failed)} bad samples, the last: {index!r}, {error}")
+        return "\n".join([*lines, self.verdict])
+
+
+def _time(seconds: float) -> str:
+    """A duration of any size, in three digits."""
+    for unit, scale in (("s", 1), ("ms", 1e3)):
+        if seconds * scale >= 1:
+            return f"{seconds * scale:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} \N{MICRO SIGN}s"
 
 
 class Histogram:
-    """Durations in bins that grow by 5%, from 100 nanoseconds to some hours: constant memory, percentiles within 3%."""
+    """Durations in bins that grow by 5%, from 100 nanoseconds to some hours: bounded memory, percentiles within 3%."""
 
     _LOW = 1e-7
     _STEP = math.log(1.05)
     _BINS = 520
+    _CHUNK = 4096
 
     def __init__(self) -> None:
-        self._counts = [0] * self._BINS
+        self._counts = np.zeros(self._BINS, np.int64)
+        self._fresh: list[float] = []
 
     def add(self, seconds: float) -> None:
-        place = int(math.log(seconds / self._LOW) / self._STEP) if seconds > self._LOW else 0
-        self._counts[min(place, self._BINS - 1)] += 1
+        self._fresh.append(seconds)
+        if len(self._fresh) >= self._CHUNK:
+            self._sort_in()
+
+    def _sort_in(self) -> None:
+        """Many at once cost a hundredth of what they cost one by one."""
+        fresh, self._fresh = self._fresh, []
+        bins = np.log(np.maximum(fresh, self._LOW) / self._LOW) / self._STEP
+        self._counts += np.bincount(np.minimum(bins, self._BINS - 1).astype(np.int64), minlength=self._BINS)
 
     def percentiles(self, wanted: Sequence[float]) -> list[float]:
-        total = sum(self._counts)
+        self._sort_in()
+        total = int(self._counts.sum())
         if not total:
             return [0.0] * len(wanted)
         places = np.searchsorted(np.cumsum(self._counts), [share / 100 * total for share in wanted])
         return [self._LOW * math.exp((int(place) + 0.5) * self._STEP) for place in places]
 
 
+class Sums(NamedTuple):
+    """Totals since a loader was made, or the difference of two such: what a stretch of time has seen."""
+
+    batches: int
+    seconds: float
+    waited: float
+    first: float
+    """What was waited for first batches."""
+    loading: float
+    """Seconds of work of all workers."""
+    alive: float
+    """Seconds in which workers could have worked, all of them together."""
+
+    def since(self, earlier: Sums) -> Sums:
+        return Sums(*(now - then for now, then in zip(self, earlier, strict=True)))  # type: ignore[arg-type]
+
+    @property
+    def share_waited(self) -> float:
+        """How much of the time the user waited for data."""
+        return self.waited / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def busy(self) -> float:
+        """How much of their time workers loaded."""
+        return min(self.loading / self.alive, 1.0) if self.alive > 0 else 0.0
+
+    @property
+    def workers_needed(self) -> float:
+        """How many workers load a batch in the time in which the user's loop uses one."""
+        own = self.seconds - self.waited
+        return self.loading / own if own > 0 else math.inf
+
+
 class Recorder:
-    """Counts as batches pass by; about a microsecond a batch."""
+    """Counts as batches pass by, in well under a microsecond a batch."""
 
     def __init__(self) -> None:
         self._batches = 0
@@ -78,110 +156,180 @@ class Recorder:
         self._bytes = 0
         self._seconds = 0.0
         self._waited = 0.0
+        self._first = 0.0
         self._waits = Histogram()
-        self._workers: dict[int, list[float]] = {}  # first start, last end, seconds of work
-        self._timeline: Timeline | None = None
-        self.failed: list[Failure] = []
+        self._workers: dict[int, list[float]] = {}
+        """Of each worker: the seconds it was there, from its first request on, and the seconds it has loaded."""
+        self._failed: list[Failure] = []
+        self._timelines: tuple[Timeline, ...] = ()
 
-    def arrived(self, reply: Reply) -> None:
-        """A pool has answered."""
-        account = self._workers.get(reply.worker)
+    def arrived(self, reply: Reply, ends: dict[int, float]) -> None:
+        """A pool has answered; `ends` is where that pool's workers ended before, kept by its iterator."""
+        finished = reply.finished
+        if not finished:  # it tells of a death
+            return
+        worker, started = reply.worker, reply.started
+        account = self._workers.get(worker)
         if account is None:
-            account = self._workers[reply.worker] = [reply.started, reply.started, 0.0]
-        account[1] = reply.finished
-        account[2] += reply.finished - reply.started
-        if self._timeline is not None:
-            self._timeline.loaded(reply)
+            account = self._workers[worker] = [0.0, 0.0]
+        end = ends.get(worker, started)
+        account[0] += finished - end
+        account[1] += finished - started
+        ends[worker] = finished
+        for timeline in self._timelines:
+            timeline.loaded(reply, end)
 
-    def delivered(self, reply: Reply, since: float, began: float, now: float) -> None:
+    def noted(self, extras: dict[str, Any]) -> None:
+        """What a reply has to say beside its batch, when its turn has come."""
+        self._failed += extras.get("failed", ())
+
+    def delivered(self, reply: Reply, since: float | None, began: float, now: float) -> None:
         """The user has a batch: asked for at `began`, after the one before it came at `since`."""
         self._batches += 1
         self._samples += reply.samples
-        self._bytes += reply.nbytes
+        self._bytes += size_of(reply.batch)
+        waited = now - began
+        self._waited += waited
+        self._waits.add(waited)
+        if since is None:
+            since = began
+            self._first += waited
         self._seconds += now - since
-        self._waited += now - began
-        self._waits.add(now - began)
-        if self._timeline is not None:
-            self._timeline.waited(began, now)
+        for timeline in self._timelines:
+            timeline.waited(since, began, now)
 
-    def share_waited(self) -> float:
-        return self._waited / self._seconds if self._seconds else 0.0
+    def sums(self) -> Sums:
+        """The totals as they stand."""
+        alive, loading = map(sum, zip(*self._workers.values(), strict=True)) if self._workers else (0.0, 0.0)
+        return Sums(self._batches, self._seconds, self._waited, self._first, loading, alive)
 
-    def busy(self) -> tuple[float, ...]:
-        return tuple(
-            min(work / (end - start), 1.0) if end > start else 0.0
-            for _, (start, end, work) in sorted(self._workers.items())
-        )
-
-    def stats(self, workers: int, reason: str, caches: Sequence[Any]) -> Stats:
+    def stats(self, workers: int, choice: str, cores: int, caches: Sequence[Any]) -> Stats:
         """The account as it stands."""
         p50, p95, p99 = self._waits.percentiles((50, 95, 99))
-        share, busy = self.share_waited(), self.busy()
+        busy = tuple(
+            min(loading / alive, 1.0) if alive > 0 else 0.0 for _, (alive, loading) in sorted(self._workers.items())
+        )
         return Stats(
-            self._batches, self._samples, self._bytes, self._seconds, self._waited, p50, p95, p99, busy,
-            tuple(self.failed), sum(cache.hits for cache in caches), sum(cache.misses for cache in caches), reason,
-            verdict(share, busy, workers, self._batches),
+            self._batches, self._samples, self._bytes, self._seconds, self._waited, self._first, p50, p95, p99, busy,
+            tuple(self._failed), sum(cache.hits for cache in caches), sum(cache.misses for cache in caches), workers,
+            choice, verdict(self.sums(), workers, cores),
         )  # fmt: skip
 
-    def trace(self, timeline: Timeline | None) -> None:
-        """Begin to keep a timeline, or stop."""
-        self._timeline = timeline
+    def trace(self, timeline: Timeline) -> None:
+        """Keep a timeline, too."""
+        self._timelines += (timeline,)
+
+    def end_trace(self, timeline: Timeline) -> None:
+        self._timelines = tuple(other for other in self._timelines if other is not timeline)
 
 
-def verdict(share: float, busy: Sequence[float], workers: int, batches: int) -> str:
+def size_of(batch: Any) -> int:
+    """The bytes of the arrays in a batch."""
+    kind = type(batch)
+    if kind is np.ndarray:
+        return batch.nbytes  # type: ignore[no-any-return]
+    if kind is dict:
+        return sum(map(size_of, batch.values()))
+    if kind is list or kind is tuple:
+        return sum(map(size_of, batch)) if batch and type(batch[0]) not in (str, bytes) else 0
+    node = node_of(kind)
+    if node is not None:
+        return sum(size_of(node.get(batch, key)) for key in node.keys(batch))
+    nbytes = getattr(batch, "nbytes", 0)
+    return nbytes if isinstance(nbytes, int) else 0
+
+
+def verdict(sums: Sums, workers: int, cores: int) -> str:
     """One sentence: whether data is the bottleneck, and what to do."""
-    if not batches:
+    if not sums.batches:
         return "nothing was loaded yet"
+    share, busy = sums.share_waited, sums.busy
     waited = f"waited for data {share:.0%} of the time"
-    mean = sum(busy) / len(busy) if busy else 0.0
-    if share < 0.05:
-        faster = f"; the loader is {1 / mean:.1f} times faster than the loop that uses it" if 0 < mean < 0.67 else ""
+    if share < LITTLE:
+        faster = f"; the loader is {1 / busy:.1f} times faster than the loop that uses it" if 0 < busy < 0.67 else ""
         return f"{waited}{faster}: nothing to gain here"
+    a_batch = sums.loading / sums.batches
     if workers == 0:
-        return f"{waited}, loading in this process: workers would load while the loop works, try num_workers=1 or more"
-    noun = "worker" if workers == 1 else "workers"
-    if mean > 0.8:
-        return f"{waited}; {workers} {noun} {mean:.0%} busy: add workers, or make samples cheaper"
+        if a_batch < TRANSPORT:
+            return f"{waited}, but a batch takes {_time(a_batch)}, no more than a worker's way: workers do not help"
+        wanted = max(1, math.ceil(min(sums.workers_needed, cores)))
+        return f"{waited}, loading in this process: workers load while the loop works, try num_workers={wanted}"
+    steady = sums.waited - sums.first
+    if steady < LITTLE * (sums.seconds - sums.first):
+        return (
+            f"{waited}, nearly all of it for the first batch of each epoch: with persistent_workers=True workers start "
+            "only once, and otherwise there is nothing to gain here"
+        )
+    crew = f"{workers} worker{'s' * (workers > 1)} {busy:.0%} busy"
+    alone = sums.loading + sums.seconds - sums.waited  # what the same would have taken in one process
+    if a_batch < TRANSPORT or (busy < 0.8 and alone < 1.1 * (sums.seconds - sums.first)):
+        return (
+            f"{waited}, with {crew}: a batch takes {_time(a_batch)}, its way from a worker no less, so workers do not "
+            "help: use num_workers=0, or larger batches"
+        )
+    if busy < 0.8:
+        return (
+            f"{waited}, with {crew}: some batches take much longer than others: raise prefetch_factor, or take them as "
+            "they come with in_order=False"
+        )
+    if workers < cores:
+        return f"{waited}; {crew}: add workers ({cores} usable cores), or make samples cheaper"
     return (
-        f"{waited}, but {workers} {noun} only {mean:.0%} busy: loading costs less than the transport, so workers do "
-        "not help; use num_workers=0 or larger batches"
+        f"{waited}; {crew}: add workers if samples wait for a disk or a network, else make them cheaper, or keep them "
+        f"in a CachedDataset: all {cores} usable cores are taken"
     )
 
 
+class _Span(NamedTuple):
+    """One box of a timeline."""
+
+    row: int
+    name: str
+    start: float
+    end: float
+    request: int | None = None
+    samples: int | None = None
+
+
 class Timeline:
-    """Events for Perfetto and chrome://tracing: a row for the consumer, and one for each worker."""
+    """Events for Perfetto and chrome://tracing: a row for the consumer and one for each worker.
 
-    def __init__(self) -> None:
-        self._events: list[dict[str, Any]] = []
-        self._named: set[int] = set()
-        self._row(0, "consumer")
+    What is loaded in the consumer's own thread (`inline`) stands on its row, inside of its waiting.
+    """
 
-    def _row(self, row: int, name: str) -> None:
-        if row not in self._named:
-            self._named.add(row)
-            self._events.append(
-                {"ph": "M", "pid": os.getpid(), "tid": row, "name": "thread_name", "args": {"name": name}}
-            )
+    CONSUMER = 0
 
-    def _event(self, row: int, name: str, start: float, end: float, **args: Any) -> None:
-        if end >= start > 0:
-            self._events.append(
-                {
-                    "ph": "X", "pid": os.getpid(), "tid": row, "name": name, "args": args,
-                    "ts": start * 1e6, "dur": (end - start) * 1e6,
-                }
-            )  # fmt: skip
+    def __init__(self, inline: bool) -> None:
+        self._inline = inline
+        self._spans: list[_Span] = []
 
-    def loaded(self, reply: Reply) -> None:
-        row = reply.worker + 1
-        self._row(row, f"worker {reply.worker}")
-        self._event(row, "fetch", reply.started, reply.fetched, request=reply.number, samples=reply.samples)
-        self._event(row, "collate", reply.fetched, reply.collated, request=reply.number)
-        self._event(row, "encode", reply.collated, reply.finished, request=reply.number)
+    def loaded(self, reply: Reply, since: float) -> None:
+        """A reply has come from a worker that had ended what it did before at `since`."""
+        row, number, add = (self.CONSUMER if self._inline else reply.worker + 1), reply.number, self._spans.append
+        if not self._inline:
+            add(_Span(row, "wait", since, reply.started))
+        add(_Span(row, "fetch", reply.started, reply.fetched, number, reply.samples))
+        add(_Span(row, "collate", reply.fetched, reply.collated, number))
+        if not self._inline:
+            add(_Span(row, "encode", reply.collated, reply.finished, number))
 
-    def waited(self, began: float, now: float) -> None:
-        self._event(0, "wait", began, now)
+    def waited(self, since: float, began: float, now: float) -> None:
+        """The consumer worked on a batch from `since` to `began`, and then waited."""
+        self._spans.append(_Span(self.CONSUMER, "work", since, began))
+        self._spans.append(_Span(self.CONSUMER, "wait", began, now))
 
-    def write(self, path: str | os.PathLike[str]) -> None:
-        """As a file in the Chrome trace format; times in microseconds."""
-        Path(path).write_text(json.dumps({"traceEvents": self._events, "displayTimeUnit": "ms"}))
+    def write(self, file: TextIO) -> None:
+        """As JSON in the Chrome trace format; times in microseconds."""
+        pid = os.getpid()
+        spans = [span for span in self._spans if span.end > span.start > 0]
+        names = {self.CONSUMER: "consumer"}
+        names.update({row: f"worker {row - 1}" for row in sorted({span.row for span in spans} - {self.CONSUMER})})
+        events: list[dict[str, Any]] = [
+            {"ph": "M", "pid": pid, "tid": row, "name": "thread_name", "args": {"name": name}}
+            for row, name in names.items()
+        ]
+        for row, name, start, end, *said in spans:
+            args = {key: value for key, value in zip(("request", "samples"), said, strict=True) if value is not None}
+            box = {"ph": "X", "pid": pid, "tid": row, "name": name, "cat": "agnoload", "args": args}
+            events.append({**box, "ts": start * 1e6, "dur": (end - start) * 1e6})
+        json.dump({"traceEvents": events, "displayTimeUnit": "ms"}, file)

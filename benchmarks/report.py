@@ -51,6 +51,9 @@ DETAILS = {
     "extra_mib": ("extra memory (MiB)", 1.0),
 }
 
+LONGEST_BAR = 100
+"""A bar of the chart ends there; its figure is written beside it."""
+
 
 def figure(value: float) -> str:
     """Two to three digits, as a person would say it."""
@@ -164,13 +167,16 @@ def draw(results: Results, path: Path = CHART) -> None:
     style = {"font.family": "sans-serif", "font.size": 10, "svg.hashsalt": "agnoload", "svg.fonttype": "none"}
     with pyplot.rc_context(style):
         chart, axes = pyplot.subplots(figsize=(9, 0.5 * len(names) + 1.1))
-        axes.barh([HEADLINES[n].what.replace("`", "") for n in names], ratios, color="#2a6f97", height=0.62)
+        lengths = [min(ratio, LONGEST_BAR) for ratio in ratios]
+        axes.barh([HEADLINES[n].what.replace("`", "") for n in names], lengths, color="#2a6f97", height=0.62)
         axes.set_xscale("log")
-        axes.set_xlim(min(1, *ratios) * 0.9, max(ratios) * 12)
+        axes.set_xlim(min(1, *ratios) * 0.9, LONGEST_BAR * 12)
+        axes.set_xticks([1, 2, 5, 10, 20, 50, 100])
+        axes.minorticks_off()
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        for row, (name, ratio) in enumerate(zip(names, ratios, strict=True)):
+        for row, (name, ratio, length) in enumerate(zip(names, ratios, lengths, strict=True)):
             pair = " against ".join(results.cell(name, loader, spread=False) for loader in ["agnoload", "torch"])
-            axes.text(ratio * 1.08, row, f"{figure(ratio)} x   ({pair})", va="center", fontsize=9)
+            axes.text(length * 1.08, row, f"{figure(ratio)} x   ({pair})", va="center", fontsize=9)
         axes.axvline(1, color="#444", linewidth=1)
         axes.set_title("Times better than torch's DataLoader (agnoload against torch)", loc="left", fontsize=11)
         axes.spines[["top", "right"]].set_visible(False)

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from agnoload import plugins
 from agnoload.collate import (
     JOINED_BYTES,
     collate,
@@ -67,7 +68,7 @@ def registry() -> Iterator[None]:
     before = registry_snapshot()
     yield
     install_registry(before)
-    set_to_numpy(None)
+    set_to_numpy(plugins.to_numpy)
 
 
 def same(got: Any, expected: Any) -> None:

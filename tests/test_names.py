@@ -8,11 +8,13 @@ import importlib
 import importlib.util
 import inspect
 import json
+import os
 import pkgutil
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -44,6 +46,7 @@ NOTHING_TO_SHOW = {
     "Packed",  # what a function returns, which shows it
     "Padded",
     "Sampler",
+    "WorkerInfo",
 }
 """Public names without an example; errors and warnings have none either."""
 
@@ -119,11 +122,10 @@ def test_the_examples_in_docstrings_run(name: str) -> None:
     assert failed == 0
 
 
-def fresh(program: str) -> Any:
+def fresh(program: str, environment: dict[str, str] | None = None) -> Any:
     """What a program prints as its last line, read as JSON; it runs in an interpreter of its own."""
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, timeout=120, check=False
-    )
+    command = [sys.executable, "-W", "error", "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     return json.loads(done.stdout.splitlines()[-1])
@@ -155,15 +157,21 @@ def test_no_framework_comes_in_with_a_numpy_loop(workers: int) -> None:
 
 IMPORT = """
 import json, time
+times = [time.process_time()]
 import numpy
-begun = time.process_time()
+times.append(time.process_time())
 import agnoload
-print(json.dumps(time.process_time() - begun))
+times.append(time.process_time())
+print(json.dumps([times[1] - times[0], times[2] - times[1]]))
 """
 
 
-def test_importing_costs_little_beside_numpy() -> None:
-    assert min(fresh(IMPORT) for _ in range(3)) < 0.15
+def test_importing_costs_little_beside_numpy(tmp_path: Path) -> None:
+    compiled = os.environ | {"PYTHONPYCACHEPREFIX": str(tmp_path)}  # as after an installation: not compiled each time
+    compiled.pop("PYTHONDONTWRITEBYTECODE", None)
+    fresh(IMPORT, compiled)
+    numpy, ours = map(min, zip(*[fresh(IMPORT, compiled) for _ in range(3)], strict=True))
+    assert ours < max(0.15, 2 * numpy)  # on a busy machine, all takes longer
 
 
 @contextlib.contextmanager

@@ -12,6 +12,8 @@ import numpy.typing as npt
 
 from agnoload.errors import OptionError
 from agnoload.protocols import Empty, IndexArray
+from agnoload.typed import Samples
+from agnoload.words import brief, counted, name_of
 
 if TYPE_CHECKING:
     from agnoload.datasets.combine import ConcatDataset
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 R = TypeVar("R")
+S = TypeVar("S")
 
 
 class Dataset(Generic[T_co]):
@@ -38,10 +41,13 @@ class Dataset(Generic[T_co]):
     def __getitem__(self, index: Any, /) -> T_co:
         raise NotImplementedError(f"{type(self).__name__} must define __getitem__")
 
-    def __add__(self, other: Any) -> ConcatDataset[Any]:
+    def __add__(self, other: Samples[S]) -> ConcatDataset[T_co | S]:
         from agnoload.datasets.combine import ConcatDataset  # it is made of this class
 
         return ConcatDataset([self, other])
+
+    def __repr__(self) -> str:
+        return counted(self)
 
     def map(self, function: Callable[[T_co], R]) -> MappedDataset[R]:
         """This dataset with each sample replaced by `function(sample)`, called when the sample is loaded."""
@@ -64,11 +70,11 @@ class MappedDataset(Dataset[R], Forwarding):
     'B'
     """
 
-    def __init__(self, dataset: Any, function: Callable[[Any], R]) -> None:
+    def __init__(self, dataset: Samples[S], function: Callable[[S], R]) -> None:
         need_map_style(dataset, "MappedDataset")
         if not callable(function):
             raise OptionError(f"map needs a function of one sample, got {function!r}")
-        self.dataset = dataset
+        self.dataset: Any = dataset
         self.function = function
 
     def __len__(self) -> int:
@@ -84,7 +90,7 @@ class MappedDataset(Dataset[R], Forwarding):
         return getitems_of(self.dataset) is not None
 
     def __repr__(self) -> str:
-        return f"{self.dataset!r}.map({name_of(self.function)})"
+        return f"{brief(self.dataset)}.map({name_of(self.function)})"
 
 
 class Batch(Generic[T]):
@@ -203,8 +209,3 @@ def _probe(length: int) -> npt.NDArray[np.bool_]:
     """One byte that looks like an array of that length: to index it is the quickest check of indices there is, some
     0.3 microseconds where a look at the smallest and the largest takes 1.3, and 7 once the caches are cold."""
     return np.broadcast_to(np.False_, (length,))
-
-
-def name_of(function: Any) -> str:
-    """A function as a person would name it."""
-    return getattr(function, "__qualname__", None) or repr(function)

@@ -6,6 +6,7 @@ from collections import deque
 
 import numpy as np
 
+from agnoload.errors import AgnoloadError
 from agnoload.messages import Reply, Request
 from agnoload.protocols import Fetch
 
@@ -21,6 +22,8 @@ class InlinePool:
         self._requests.append(request)
 
     def receive(self, timeout: float | None = None) -> Reply:
+        if not self._requests:
+            raise AgnoloadError("receive() was called while no request was under way")
         return self._fetch(self._requests.popleft(), np.empty)
 
     def ready(self) -> bool:

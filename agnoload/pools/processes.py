@@ -114,7 +114,7 @@ class ProcessPool:
         self._arena: Arena | None = None
         self._payload = self._replies = self._replies_w = -1
         self._pipes: list[tuple[int, int]] = []
-        self._extra: list[int] = []
+        self._extra: list[int] = []  # descriptors of shared files in the dataset, which stay theirs
         self._digest: bytes | None = None
         try:
             self._open(window, reuse, attach, fence, environment or {})
@@ -229,7 +229,7 @@ class ProcessPool:
 
     def _let_go(self) -> None:
         pipes = [fd for pipe in self._pipes for fd in pipe]
-        for fd in (self._replies, self._replies_w, self._payload, *self._extra, *pipes):
+        for fd in (self._replies, self._replies_w, self._payload, *pipes):
             if fd >= 0:
                 os.close(fd)
         self._flights.clear()
@@ -338,6 +338,8 @@ class ProcessPool:
         for fd, _ in events:
             if fd != self._replies and fd in self._by_sentinel and not self._closed:
                 self._died(self._by_sentinel[fd])
+        while self._backlog and self._tickets < self._room and not self._closed:
+            self._send(self._backlog.popleft())
 
     def _take_replies(self) -> None:
         while not self._closed:
@@ -394,8 +396,6 @@ class ProcessPool:
                 arena.give_back(slot_number)
         times = (started, fetched, collated, finished)
         self._ready.append(Reply(number, worker, batch, error, samples, bool(kind & END), extras, *times, end))
-        if self._backlog:
-            self._send(self._backlog.popleft())
         return None
 
     def _never_began(self, worker: int, described: Described, extras: dict[str, Any] | None) -> None:

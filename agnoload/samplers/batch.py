@@ -11,6 +11,7 @@ import numpy as np
 from agnoload.errors import OptionError
 from agnoload.samplers.order import BatchedOrder, BatchOrder
 from agnoload.samplers.sampler import SeededSampler, is_transparent, positive
+from agnoload.words import brief
 
 
 class BatchSampler(SeededSampler[list[int]]):
@@ -81,7 +82,7 @@ class BatchSampler(SeededSampler[list[int]]):
                 yield batch
 
     def __repr__(self) -> str:
-        return f"BatchSampler({self.sampler!r}, {self.batch_size}, drop_last={self.drop_last})"
+        return f"BatchSampler({brief(self.sampler)}, {self.batch_size}, drop_last={self.drop_last})"
 
 
 def set_epoch_inside(sampler: Any, epoch: int) -> None:

@@ -24,10 +24,10 @@ class Groups:
             raise OptionError(f"{name} must not be empty, got none")
         if array.dtype.kind == "f" and np.isnan(array.min()):
             raise OptionError(f"{name} must not be NaN, got one at index {int(np.flatnonzero(np.isnan(array))[0])}")
-        self.names, codes = _distinct(array)
-        self.counts: IndexArray = np.bincount(codes, minlength=len(self.names))
+        self.counts: IndexArray
+        self.names, codes, self.counts = _distinct(array)
         self.offsets: IndexArray = np.concatenate(([0], np.cumsum(self.counts)))
-        self.members: IndexArray = _sort_stably(codes, len(self.names))
+        self.members: IndexArray = _sort_stably(codes)
 
     @property
     def total(self) -> int:
@@ -48,25 +48,29 @@ class Groups:
         return digest(self.members) + digest(self.counts)
 
 
-def _distinct(array: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], IndexArray]:
-    """The distinct values, sorted, and the number of each item's value among them."""
-    if array.dtype.kind not in "iub":
-        names, codes = np.unique(array, return_inverse=True)
-        return names, codes.reshape(-1)
-    values = array.view(np.uint8) if array.dtype == bool else array
-    low, high = int(values.min()), int(values.max())
-    if high - low > 4 * len(values) + 65536 or high > np.iinfo(np.int64).max:
-        names, codes = np.unique(array, return_inverse=True)
-        return names, codes.reshape(-1)
-    shifted = values.astype(np.int64) - low  # few possible values: counting is ten times quicker than sorting
-    present = np.bincount(shifted, minlength=high - low + 1) > 0
-    names = (np.flatnonzero(present) + low).astype(array.dtype)
-    return names, (np.cumsum(present) - 1)[shifted]
+def _distinct(array: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[Any], IndexArray]:
+    """The distinct values, sorted; the number of each item's value among them; and how often each comes."""
+    if array.dtype.kind in "iub":
+        values = array.view(np.uint8) if array.dtype == bool else array
+        low, high = int(values.min()), int(values.max())
+        if high - low <= 4 * len(values) + 65536 and high <= np.iinfo(np.int64).max:
+            shifted = values.astype(np.int64) - low  # few possible values: to count them is quicker than to sort
+            counts = np.bincount(shifted)
+            present = counts > 0
+            codes = (np.cumsum(present) - 1).astype(_code_type(int(present.sum())))[shifted]
+            return (np.flatnonzero(present) + low).astype(array.dtype), codes, counts[present]
+    names, codes, counts = np.unique(array, return_inverse=True, return_counts=True)
+    return names, codes.reshape(-1).astype(_code_type(len(names)), copy=False), counts
 
 
-def _sort_stably(codes: IndexArray, classes: int) -> IndexArray:
+def _code_type(classes: int) -> Any:
+    return np.uint16 if classes <= 1 << 16 else np.int64
+
+
+def _sort_stably(codes: npt.NDArray[Any]) -> IndexArray:
     """`argsort(codes, kind="stable")`; NumPy sorts 16-bit integers by radix, which is five times quicker."""
-    if classes <= 1 << 16:
-        return np.argsort(codes.astype(np.uint16), kind="stable")
+    if codes.dtype == np.uint16:
+        return np.argsort(codes, kind="stable")
     order = np.argsort((codes & 0xFFFF).astype(np.uint16), kind="stable")
-    return order[_sort_stably(codes[order] >> 16, (classes >> 16) + 1)]
+    high = codes[order] >> 16
+    return order[_sort_stably(high.astype(_code_type(int(high.max()) + 1)))]

@@ -17,6 +17,7 @@ from agnoload.samplers.basic import RandomSampler, SequentialSampler
 from agnoload.samplers.batch import set_epoch_inside
 from agnoload.samplers.order import BatchOrder, Order
 from agnoload.samplers.sampler import SeededSampler, is_sampler, is_transparent
+from agnoload.words import brief
 
 Tail = Literal["pad", "drop", "keep"]
 
@@ -164,7 +165,7 @@ class DistributedSampler(SeededSampler[Any]):
             )
 
     def __repr__(self) -> str:
-        words = (repr(self.sampler), f"rank {self.rank} of {self.num_replicas}", f"tail={self.tail!r}")
+        words = (brief(self.sampler), f"rank {self.rank} of {self.num_replicas}", f"tail={self.tail!r}")
         own = () if self._seed is None else (f"seed={self._seed}",)
         return f"DistributedSampler({', '.join((*words, *own))})"
 

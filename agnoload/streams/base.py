@@ -8,23 +8,26 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from agnoload import seeding
-from agnoload.datasets.base import name_of
 from agnoload.errors import OptionError
 from agnoload.seeding import Purpose, draw_seed, generator
 from agnoload.streams.cursor import (
     Cursor,
     CursorStream,
+    FirstState,
     Opening,
     RowsCursor,
     ShardsCursor,
-    guarded,
+    applied,
+    first_state,
     is_indexed,
+    is_stateful,
     is_stream,
     length_or_none,
     num_shards_of,
     open_stream,
     shard_of,
 )
+from agnoload.words import brief, counted, name_of
 
 if TYPE_CHECKING:
     from agnoload.streams.ranks import RankStream
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
 
 T_co = TypeVar("T_co", covariant=True)
 R = TypeVar("R")
+S = TypeVar("S")
 
 Uneven = Literal["keep", "stop", "pad", "repeat"]
 
@@ -67,8 +71,11 @@ class IterableDataset(Generic[T_co]):
 
     __iter__.by_shards = True  # type: ignore[attr-defined]
 
-    def __add__(self, other: Any) -> ChainDataset[Any]:
+    def __add__(self, other: Iterable[S]) -> ChainDataset[T_co | S]:
         return ChainDataset([self, other])
+
+    def __repr__(self) -> str:
+        return counted(self)
 
     def map(self, function: Callable[[T_co], R]) -> MappedStream[R]:
         """This stream with each sample replaced by `function(sample)`."""
@@ -96,7 +103,7 @@ class IterableDataset(Generic[T_co]):
         return RankStream(self, rank, world_size, uneven)
 
 
-class DerivedStream(CursorStream, IterableDataset[T_co]):
+class DerivedStream(CursorStream[T_co], IterableDataset[T_co]):
     """A stream that is made of one other and has its lanes, its shards and its length."""
 
     def __init__(self, source: Any) -> None:
@@ -138,7 +145,7 @@ class MappedStream(DerivedStream[R]):
         return _MapCursor(open_stream(self.source, opening), self.function)
 
     def __repr__(self) -> str:
-        return f"{self.source!r}.map({name_of(self.function)})"
+        return f"{brief(self.source)}.map({name_of(self.function)})"
 
 
 class _MapCursor(Cursor):
@@ -151,7 +158,7 @@ class _MapCursor(Cursor):
         self.state = source.state  # type: ignore[method-assign]
 
     def finish(self, draft: Any) -> Any:
-        return guarded(self._function, self._source.finish(draft))
+        return applied(self._function, self._source.finish(draft))
 
 
 class FilteredStream(DerivedStream[T_co]):
@@ -173,7 +180,7 @@ class FilteredStream(DerivedStream[T_co]):
         return _FilterCursor(open_stream(self.source, opening._replace(direct=False)), self.function)
 
     def __repr__(self) -> str:
-        return f"{self.source!r}.filter({name_of(self.function)})"
+        return f"{brief(self.source)}.filter({name_of(self.function)})"
 
 
 class _FilterCursor(Cursor):
@@ -185,11 +192,11 @@ class _FilterCursor(Cursor):
     def take(self) -> Any:
         while True:
             sample = self._source.finish(self._source.take())
-            if guarded(self._function, sample):
+            if applied(self._function, sample):
                 return sample
 
 
-class ChainDataset(CursorStream, IterableDataset[T_co]):
+class ChainDataset(CursorStream[T_co], IterableDataset[T_co]):
     """Streams one after the other; `a + b` of two streams is the same.
 
     If all of them offer shards so does the chain: those of the first stream first.
@@ -198,7 +205,7 @@ class ChainDataset(CursorStream, IterableDataset[T_co]):
     [1, 2, 3]
     """
 
-    def __init__(self, datasets: Iterable[Any]) -> None:
+    def __init__(self, datasets: Iterable[Iterable[T_co]]) -> None:
         self.datasets = list(datasets)
         if not self.datasets:
             raise OptionError("ChainDataset needs at least one stream, got none")
@@ -225,7 +232,7 @@ class ChainDataset(CursorStream, IterableDataset[T_co]):
         return _ChainCursor(self.datasets, opening)
 
     def __repr__(self) -> str:
-        return f"ChainDataset([{', '.join(map(repr, self.datasets))}])"
+        return f"ChainDataset([{', '.join(map(brief, self.datasets))}])"
 
 
 class _ChainCursor(Cursor):
@@ -267,7 +274,7 @@ class _ChainCursor(Cursor):
         return None if inner is None else (self._part, inner)
 
 
-class RowsStream(CursorStream, IterableDataset[T_co]):
+class RowsStream(CursorStream[T_co], IterableDataset[T_co]):
     """A map-style dataset as a stream; a sample is loaded only where it is delivered.
 
     `shuffled`: each run through it goes in another order, the same for any workers.
@@ -299,6 +306,28 @@ class _Iterated(IterableDataset[T_co]):
 
     def __iter__(self) -> Iterator[T_co]:
         return iter(self._iterable)
+
+
+def parts_of(stream: Any) -> list[Any]:
+    """The streams and datasets that a stream of this library is made of."""
+    if isinstance(stream, DerivedStream):
+        return [stream.source]
+    return list(getattr(stream, "datasets", ())) if isinstance(stream, CursorStream) else []
+
+
+def first_states(stream: Any, known: list[FirstState] | None = None) -> list[FirstState]:
+    """The states that all streams of the user's in a stream had before anything was read of them, in their order.
+
+    A stream may have been read in this process before it is copied to a worker: the copy is told by `known`.
+    """
+    waiting: list[Any] = [stream]
+    found: list[FirstState] = []
+    while waiting:
+        part = waiting.pop()
+        waiting += parts_of(part)
+        if is_stateful(part):
+            found.append(first_state(part, known[len(found)] if known else None))
+    return found
 
 
 def as_stream(iterable: Any) -> Any:

@@ -11,11 +11,14 @@ import copy
 import inspect
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from agnoload import seeding
-from agnoload.datasets.base import name_of
 from agnoload.errors import OptionError, SampleStopped
+from agnoload.words import name_of
+from agnoload.worker_info import peek_worker_info
+
+T_co = TypeVar("T_co", covariant=True)
 
 NODES = 64
 """Streams that one may be made of before two shuffles inside of it could draw the same numbers."""
@@ -65,14 +68,14 @@ class Cursor(Iterator[Any]):
         return self.finish(self.take())
 
 
-class CursorStream:
+class CursorStream(Generic[T_co]):
     """What the streams of this library are: read by a cursor of their own, unless a subclass defines `__iter__`."""
 
     def cursor(self, opening: Opening) -> Cursor:
         """Begin a run."""
         raise NotImplementedError
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[T_co]:
         return self.cursor(Opening())
 
 
@@ -103,6 +106,18 @@ def guarded(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         ) from stop
 
 
+def applied(function: Callable[[Any], Any], sample: Any) -> Any:
+    """Call a function on a sample; that it asks who runs it does not mean that the stream splits itself."""
+    info = peek_worker_info()
+    if info is None or info.on_asked is None:
+        return guarded(function, sample)
+    on_asked, info.on_asked = info.on_asked, None
+    try:
+        return guarded(function, sample)
+    finally:
+        info.on_asked = on_asked
+
+
 class ForeignCursor(Cursor):
     """A run through a stream of the user's: anything that can be iterated.
 
@@ -114,13 +129,14 @@ class ForeignCursor(Cursor):
     def __init__(self, stream: Any, state: Any = None) -> None:
         self._stream = stream
         self._state = state
-        self._iterator: Iterator[Any] | None = None
+        self._iterator: Any = None
 
     def take(self) -> Any:
-        if self._iterator is None:
-            self._iterator = guarded(self._begin)
+        iterator = self._iterator
+        if iterator is None:
+            iterator = self._iterator = guarded(self._begin)
         try:
-            return next(self._iterator)
+            return next(iterator)
         except GeneratorExit as stop:
             raise _stopped(self._stream) from stop
         except RuntimeError as error:
@@ -133,11 +149,11 @@ class ForeignCursor(Cursor):
         if context is not None and callable(getattr(stream, "set_epoch", None)):
             stream.set_epoch(context.epoch)
         if is_stateful(stream):
-            first = _first_state(stream)
+            first = first_state(stream)
             if self._state is not None:
                 stream.load_state_dict(copy.deepcopy(self._state))
-            elif first is not _UNKNOWN:
-                stream.load_state_dict(copy.deepcopy(first))
+            elif first:
+                stream.load_state_dict(copy.deepcopy(first[0]))
         iterator: Any = iter(stream)
         if self._state is not None and not is_stateful(stream):
             iterator.load_state_dict(copy.deepcopy(self._state))
@@ -163,19 +179,21 @@ def is_stateful(thing: Any) -> bool:
     return callable(getattr(thing, "state_dict", None)) and callable(getattr(thing, "load_state_dict", None))
 
 
-_UNKNOWN = object()
-_first_states: dict[int, Any] = {}
+FirstState = tuple[Any] | None
+"""In a tuple, since a state can be anything; None where there is none, and the stream must begin by itself."""
+
+_first_states: dict[int, FirstState] = {}
 
 
-def _first_state(stream: Any) -> Any:
-    """The state that a stream had before anything was read of it in this process."""
+def first_state(stream: Any, known: FirstState = None) -> FirstState:
+    """The state that a stream had before anything was read of it; `known` where another process has said so."""
     number = id(stream)
     if number not in _first_states:
         try:
             weakref.finalize(stream, _first_states.pop, number, None)
-            _first_states[number] = copy.deepcopy(stream.state_dict())
-        except Exception:  # it cannot be watched, or has no state before it is read: it must begin by itself
-            return _UNKNOWN
+            _first_states[number] = known or (copy.deepcopy(stream.state_dict()),)
+        except Exception:  # it cannot be watched, or has no state before it is read
+            return None
     return _first_states[number]
 
 
@@ -197,7 +215,7 @@ class RowsCursor(Cursor):
         return index
 
     def finish(self, draft: int) -> Any:
-        return guarded(self._dataset.__getitem__, draft)
+        return applied(self._dataset.__getitem__, draft)
 
     def state(self) -> int:
         return self._place

@@ -18,10 +18,10 @@ from typing import IO, Any, TypeVar
 
 import numpy as np
 
-from agnoload.datasets.base import name_of
 from agnoload.errors import BackendUnavailable, OptionError
 from agnoload.streams.base import IterableDataset
 from agnoload.streams.cursor import Cursor, CursorStream, ForeignCursor, Opening, guarded
+from agnoload.words import name_of
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -73,7 +73,7 @@ class FileStream(IterableDataset[T_co]):
         return f"FileStream({len(self.paths)} files, {name_of(reader)})"
 
 
-class _File(CursorStream, IterableDataset[T_co]):
+class _File(CursorStream[T_co], IterableDataset[T_co]):
     """One file, opened when it is read."""
 
     def __init__(self, path: Path, reader: Reader[T_co]) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from agnoload.errors import AgnoloadError, StateError
+from agnoload.streams.base import first_states
 from agnoload.streams.read import Portion, layout_of
 
 Kind = Literal["stream", "lanes", "workers"]
@@ -108,7 +109,7 @@ class StreamPlan:
         self._over = False
         if state is not None:
             self._restore(state)
-        self.start = self.state()
+        self.start: dict[str, Any] = {**self.state(), "first": first_states(stream)}
         """Where this plan begins: what its readers are given."""
 
     def _width(self) -> int:
@@ -262,11 +263,21 @@ class StreamPlan:
             "merged": self._merged,
             "ahead": sorted(map(list, ahead)),
             "size": self._size,
+            "world": self._layout.stride,
+            "share": None if self._layout.share is None else list(self._layout.share),
+            "shards": self._layout.shards,
         }
+
+    def _compare(self, what: str, saved: Any, here: Any) -> None:
+        if saved != here:
+            raise StateError(
+                f"the state of a stream must be used with the same {what}: {saved} was saved, here is {here}"
+            )
 
     def _restore(self, state: dict[str, Any]) -> None:
         try:
-            kind, size = state["kind"], state["size"]
+            kind, size, world = state["kind"], int(state["size"]), int(state["world"])
+            share, shards = state["share"], state["shards"]
             lanes = [_Lane(int(count), int(count), int(at), inner) for count, at, inner in state["lanes"]]
             turn, merged = int(state["turn"]), int(state["merged"])
             ahead = {(int(lane), int(place)) for lane, place in state["ahead"]}
@@ -281,12 +292,29 @@ class StreamPlan:
                 f"the state was saved of {_words(kind, len(lanes))}, but this loader reads "
                 f"{_words(self._kind, self._width())}: go on as it was"
             )
-        if size != self._size and (merged or ahead):
+        self._compare("number of shards", shards, self._layout.shards)
+        own = None if self._layout.share is None else list(self._layout.share)
+        self._compare("rank and number of ranks, of a stream whose every rank has a state of its own", share, own)
+        if world != self._layout.stride:
+            lanes = [_for_other_ranks(lane, world, self._layout.stride) for lane in lanes]
+        if (size, world) != (self._size, self._layout.stride) and (merged or ahead):
             raise StateError(
-                f"the state was saved between batches of {size} samples that cannot be cut anew, but the batch size is "
-                f"{self._size}: go on with {size}"
+                f"the state was saved among batches of {size} samples on {world} ranks that cannot be cut anew, but "
+                f"here are batches of {self._size} on {self._layout.stride}: go on as it was"
             )
         self._lanes, self._turn, self._merged, self._ahead = lanes, turn % len(lanes), merged, ahead
+
+
+def _for_other_ranks(lane: _Lane, saved: int, here: int) -> _Lane:
+    """Where a rank goes on in a stream that was split over another number of ranks, all at the same place of it."""
+    if lane.count * saved % here:
+        raise StateError(
+            f"the state was saved after {lane.count} samples on each of {saved} ranks, which {here} ranks cannot share "
+            "evenly: go on with a number of ranks that divides their product"
+        )
+    count = lane.count * saved // here
+    known = lane.at * saved % here == 0
+    return _Lane(count, count, lane.at * saved // here if known else 0, lane.state if known else None)
 
 
 def _words(kind: str, width: int) -> str:

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple, TypeVar, get_args
 from agnoload import seeding
 from agnoload.errors import OptionError
 from agnoload.ranks import check_rank, rank_and_world
-from agnoload.streams.base import ChainDataset, DerivedStream, MappedStream, Uneven, as_stream, need_length
+from agnoload.streams.base import ChainDataset, DerivedStream, MappedStream, Uneven, as_stream, need_length, parts_of
 from agnoload.streams.cursor import Cursor, Opening, ShardsCursor, length_or_none, num_shards_of, open_stream, shard_of
+from agnoload.words import brief
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -119,7 +120,7 @@ class RankStream(DerivedStream[T_co]):
 
     def __repr__(self) -> str:
         uneven = "" if self.uneven == "keep" else f", uneven={self.uneven!r}"
-        return f"{self.source!r}.split_by_rank({self.rank}, {self.world_size}{uneven})"
+        return f"{brief(self.source)}.split_by_rank({self.rank}, {self.world_size}{uneven})"
 
 
 class _RankCursor(Cursor):
@@ -215,21 +216,17 @@ class Split(NamedTuple):
     rank: int
     world: int
     by_shards: bool
+    outermost: bool
+    """All that comes behind the split leaves one sample for each."""
 
 
 def split_of(stream: Any) -> Split | None:
     """How a stream is split over ranks, and all that it is made of in the same way; None if it is not."""
     if isinstance(stream, RankStream):
-        return Split(stream.rank, stream.world_size, num_shards_of(stream.source) is not None)
+        return Split(stream.rank, stream.world_size, num_shards_of(stream.source) is not None, True)
     parts = {split_of(part) for part in parts_of(stream)}
-    return parts.pop() if len(parts) == 1 else None
-
-
-def parts_of(stream: Any) -> list[Any]:
-    """The streams and datasets that a stream of this library is made of."""
-    if isinstance(stream, DerivedStream):
-        return [stream.source]
-    return list(stream.datasets) if isinstance(getattr(stream, "datasets", None), (list, tuple)) else []
+    split = parts.pop() if len(parts) == 1 else None
+    return split if split is None or isinstance(stream, MappedStream) else split._replace(outermost=False)
 
 
 def settle_ranks(stream: Any, backend_world: tuple[int, int] | None) -> None:

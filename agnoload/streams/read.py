@@ -16,13 +16,15 @@ from typing import Any, NamedTuple, Protocol
 from agnoload import seeding
 from agnoload.errors import AgnoloadError, StateError
 from agnoload.ranks import rank_and_world
-from agnoload.streams.base import lanes_of
+from agnoload.streams.base import first_states, lanes_of
 from agnoload.streams.cursor import Cursor, Opening, ShardsCursor, num_shards_of, open_stream
 from agnoload.streams.ranks import split_of
 from agnoload.worker_info import peek_worker_info
 
 FINISHING = 1 << 31
 """Added to the rank in the keys of the second step."""
+COLLATING = 1 << 30
+"""Added to it in the key of what puts the batch together."""
 
 
 class Begin(Protocol):
@@ -61,18 +63,23 @@ class Layout(NamedTuple):
     """Without lanes: the position of the first sample, and the distance to the next one."""
     stride: int
     rank: int
+    shards: int | None
+    """How many shards there are."""
+    share: tuple[int, int] | None
+    """Rank and number of ranks where a saved state is good for one rank only; None where it is good for all."""
 
 
 def layout_of(stream: Any, rank: int | None = None) -> Layout:
     """The layout of a stream; `rank` is that of this process, where the stream is not split."""
     split = split_of(stream)
-    number = num_shards_of(stream)
-    own = rank_and_world()[0] if rank is None else rank
-    if number is not None:
-        return Layout(max(1, min(lanes_of(stream), number)), 0, 1, own if split is None else split.rank)
-    if split is None or split.by_shards:
-        return Layout(0, 0, 1, own if split is None else split.rank)
-    return Layout(0, split.rank, split.world, 0)
+    shards = num_shards_of(stream)
+    lanes = 0 if shards is None else max(1, min(lanes_of(stream), shards))
+    if split is None:
+        return Layout(lanes, 0, 1, rank_and_world()[0] if rank is None else rank, shards, None)
+    share = split.rank, split.world
+    if split.by_shards:
+        return Layout(lanes, 0, 1, split.rank, shards, share)
+    return Layout(lanes, split.rank, split.world, 0, shards, None if split.outermost else share)
 
 
 class _Track:
@@ -121,6 +128,8 @@ class StreamReader:
         self._drop_last = drop_last
         self._failed = failed
         self._tracks: dict[int, _Track] = {}
+        if start is not None:
+            first_states(stream, start["first"])
         self._info = peek_worker_info()
         self._untouched = True  # nothing was read yet
         self._self_sharded = not self._layout.lanes and (
@@ -135,9 +144,20 @@ class StreamReader:
         track = self._tracks.get(lane)
         if track is None:
             track = self._tracks[lane] = self._open(lane, size)
+        if self._info is not None:
+            self._info.on_asked = lambda: self._asked(lane)
+        try:
+            wanted, drafts = self._drafts(track, batch, lane, size)
+        finally:
+            if self._info is not None:
+                self._info.on_asked = None
+        return self._portion(track, lane, wanted, drafts)
+
+    def _drafts(self, track: _Track, batch: int, lane: int, size: int) -> tuple[int, list[Any]]:
+        """The place of a batch, and its drafts."""
         drafts: list[Any] = []
         if self._untouched:  # the first sample shows whether the stream splits itself
-            self._take(track, lane, size, drafts)
+            self._take(track, lane, size, track.place + 1, drafts)
             self._untouched = False
         number = batch // self._workers if self._self_sharded else batch
         wanted = track.start + number * size
@@ -146,11 +166,9 @@ class StreamReader:
             raise AgnoloadError(f"a stream cannot go back: it stands at sample {stands}, asked for was {wanted}")
         if stands < wanted:
             drafts = []
-        while track.place < wanted and not track.ended:
-            self._take(track, lane, size, [])
-        while len(drafts) < size and not track.ended:
-            self._take(track, lane, size, drafts)
-        return self._portion(track, lane, wanted, drafts)
+            self._take(track, lane, size, wanted, None)
+        self._take(track, lane, size, wanted + size, drafts)
+        return wanted, drafts
 
     def _open(self, lane: int, size: int) -> _Track:
         part = self._worker if self._self_sharded else lane
@@ -163,27 +181,28 @@ class StreamReader:
             return _Track(cursor, at - cursor.behind, count)
         return _Track(open_stream(self._stream, opening), 0 if state is None else at, count)
 
-    def _take(self, track: _Track, lane: int, size: int, drafts: list[Any]) -> None:
-        start = max(0, track.start + (track.place - track.start) // size * size)
-        if track.begun != start:
-            self._begin(*self._taking(lane, start))
-            track.begun = start
-        context = seeding.current()
-        if context is not None:
-            context.item = (track.place - start) * (1 if self._layout.lanes else self._layout.stride)
-        if self._info is not None:
-            self._info.on_asked = lambda: self._asked(lane, start)
-        try:
-            drafts.append(track.cursor.take())
-        except StopIteration:
-            track.ended = True
-        else:
-            track.place += 1
-        finally:
-            if self._info is not None:
-                self._info.on_asked = None
+    def _take(self, track: _Track, lane: int, size: int, stop: int, drafts: list[Any] | None) -> None:
+        """Take drafts up to the place `stop`, batch by batch; drop them if there is no list for them."""
+        context, take = seeding.current(), track.cursor.take
+        step = 1 if self._layout.lanes else self._layout.stride
+        while track.place < stop and not track.ended:
+            batch = (track.place - track.start) // size * size + track.start
+            start = max(0, batch)
+            if track.begun != start:
+                self._begin(*self._taking(lane, start))
+                track.begun = start
+            try:
+                for place in range(track.place, min(stop, batch + size)):
+                    if context is not None:
+                        context.item = (place - start) * step
+                    draft = take()
+                    track.place = place + 1
+                    if drafts is not None:
+                        drafts.append(draft)
+            except StopIteration:
+                track.ended = True
 
-    def _asked(self, lane: int, start: int) -> None:
+    def _asked(self, lane: int) -> None:
         """The stream asks who reads it, while it is read."""
         if self._self_sharded or self._layout.lanes or self._workers == 1:
             return
@@ -193,20 +212,21 @@ class StreamReader:
                 "itself over the workers must ask before, and one that does not must not ask while it is iterated; "
                 "functions given to map may"
             )
-        if start or (self._start is not None and any(count for count, _, _ in self._start["lanes"])):
+        if self._start is not None and any(count for count, _, _ in self._start["lanes"]):
             raise StateError(
                 "this stream splits itself over several workers, but the state was saved where it was not split: go on "
                 "with one worker or none"
             )
         self._self_sharded = True
-        self._begin(*self._taking(lane, start))
+        self._begin(*self._taking(lane, 0))  # from here on no two workers draw the same
 
     def _taking(self, lane: int, place: int) -> tuple[int, int, int]:
         """The key of a batch while its drafts are taken: all ranks that split a stream take the same ones."""
         layout = self._layout
-        if layout.lanes or self._self_sharded:
+        if layout.lanes:
             return self._own(lane, place)
-        return place * layout.stride, 1, layout.rank
+        worker, workers = (self._worker, self._workers) if self._self_sharded else (0, 1)
+        return place * layout.stride * workers + worker, workers, layout.rank
 
     def _own(self, lane: int, place: int) -> tuple[int, int, int]:
         """First position, stride and rank of the batch that begins at a place."""
@@ -214,7 +234,8 @@ class StreamReader:
         if layout.lanes:
             return place * layout.lanes + lane, layout.lanes, layout.rank
         if self._self_sharded:
-            return place * self._workers + self._worker, self._workers, layout.rank
+            rank = layout.rank + layout.first  # one of them is 0: a rank of a split counts as a rank here
+            return place * self._workers + self._worker, self._workers, rank
         return layout.first + place * layout.stride, layout.stride, layout.rank
 
     def _portion(self, track: _Track, lane: int, place: int, drafts: list[Any]) -> Portion:
@@ -234,6 +255,8 @@ class StreamReader:
             return []
         if cursor.deferred or self._layout.stride > 1:
             self._begin(first, stride, rank | FINISHING)
+        if getattr(cursor.finish, "__func__", None) is Cursor.finish:
+            return drafts  # they are samples already
         context = seeding.current()
         samples = []
         for item, draft in enumerate(drafts):

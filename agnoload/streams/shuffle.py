@@ -13,6 +13,7 @@ from agnoload.errors import OptionError
 from agnoload.seeding import Purpose, check_seed, draw_seed, generator
 from agnoload.streams.base import DerivedStream, as_stream, seed_and_epoch
 from agnoload.streams.cursor import Cursor, Opening, open_stream, shard_of
+from agnoload.words import brief
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -59,7 +60,7 @@ class ShuffledStream(DerivedStream[T_co]):
 
     def __repr__(self) -> str:
         seed = "" if self.seed is None else f", seed={self.seed}"
-        return f"{self.source!r}.shuffle({self.buffer_size}{seed})"
+        return f"{brief(self.source)}.shuffle({self.buffer_size}{seed})"
 
 
 class _ShuffleCursor(Cursor):

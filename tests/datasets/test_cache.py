@@ -97,11 +97,11 @@ def test_c60_the_bound_holds_and_what_fits_is_served(slow):
 
 def test_c60_a_random_transform_behind_the_cache_draws_anew(slow):
     noisy = CachedDataset(slow, 1 << 20).map(lambda sample: (sample["n"], seeding.sample_rng().random()))
-    context = seeding.SampleContext(7, seeding.Rewinder())
+    context = seeding.SampleContext(seeding.Rewinder())
     epochs = []
     with seeding.use(context):
         for epoch in (0, 1, 0):
-            context.at(epoch, 0, 1, 0)
+            context.at(7, epoch, 0, 1, 0)
             epochs.append([])
             for item in range(5):
                 context.item = item

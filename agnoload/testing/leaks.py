@@ -1,0 +1,146 @@
+"""Whether a piece of code leaves nothing behind: processes, threads, descriptors, shared memory."""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+import select
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+PATIENCE = 5.0
+"""Seconds that a process or thread may take to end once nobody holds it; a leak is what stays for longer."""
+
+_SERVERS = ("agnoload.pools.forkserver", "forkserver import main", "resource_tracker import main")
+"""Started once a program and meant to stay: our fork server, and the two helpers of `multiprocessing`."""
+
+
+class _Process(NamedTuple):
+    pid: int
+    started: int
+    """In ticks since the machine started; with the pid, what tells a process from a later one."""
+    parent: int
+    command: str
+
+    @property
+    def stays(self) -> bool:
+        """Workers that a server has forked have its command line, but not its parent."""
+        return self.parent == os.getpid() and any(mark in self.command for mark in _SERVERS)
+
+
+class _Open(NamedTuple):
+    processes: set[_Process]
+    servers: set[_Process]
+    threads: set[threading.Thread]
+    descriptors: Counter[str]
+    shared_memory: set[str]
+
+
+@contextmanager
+def no_leaks() -> Iterator[None]:
+    """Assert that the block leaves no process, thread, descriptor or file in `/dev/shm` that was not there before.
+
+    Processes are looked for among all descendants; agnoload's fork server, which a program starts once and keeps until
+    its last loader is closed, does not count, and neither do the helpers of `multiprocessing`. What is about to end
+    gets 5 seconds. `AssertionError` says what was left. Linux only.
+
+    >>> import agnoload
+    >>> with no_leaks(), agnoload.DataLoader(range(4), 2) as loader:
+    ...     batches = list(loader)
+    """
+    before = _look()
+    yield
+    if _left(before, _look()):
+        gc.collect()
+        if left := _left(before, _settled(before)):
+            raise AssertionError(f"left behind: {'; '.join(left)}")
+
+
+def _left(before: _Open, after: _Open) -> list[str]:
+    left = [f"process {p.pid} ({p.command})" for p in after.processes - before.processes]
+    left += [f"thread {thread.name}" for thread in after.threads - before.threads]
+    allowed = before.descriptors + Counter({"socket": 2, "pipe": 4} if after.servers - before.servers else {})
+    left += [f"{n} more of descriptor {kind}" for kind, n in sorted((after.descriptors - allowed).items())]
+    files = after.shared_memory - before.shared_memory
+    left += [f"/dev/shm/{name}" for name in sorted(files - _used_by_others(files, after.processes))]
+    return left
+
+
+def _look() -> _Open:
+    processes = set(_descendants())
+    servers = {process for process in processes if process.stays}
+    return _Open(processes - servers, servers, set(threading.enumerate()), _descriptors(), _shared_memory(processes))
+
+
+def _settled(before: _Open) -> _Open:
+    """What is there once everything that is about to end has ended."""
+    deadline = time.monotonic() + PATIENCE
+    now = _look()
+    for process in now.processes - before.processes:
+        _await_end(process.pid, deadline)
+    for thread in now.threads - before.threads:
+        if thread is not threading.current_thread():
+            thread.join(max(0.0, deadline - time.monotonic()))
+    return _look()
+
+
+def _await_end(pid: int, deadline: float) -> None:
+    with suppress(ProcessLookupError):
+        fd = os.pidfd_open(pid)
+        try:
+            poll = select.poll()
+            poll.register(fd, select.POLLIN)
+            poll.poll(max(0, int((deadline - time.monotonic()) * 1000)))
+        finally:
+            os.close(fd)
+
+
+def _descendants(pid: int | str = "self") -> Iterator[_Process]:
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):
+            for child in children.read_text().split():
+                yield from _process(Path("/proc", child))
+                yield from _descendants(child)
+
+
+def _process(entry: Path) -> Iterator[_Process]:
+    with suppress(OSError):
+        state, parent, *fields = (entry / "stat").read_text().rpartition(")")[2].split()
+        command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+        if state != "Z" or int(parent) == os.getpid():  # the dead of others are theirs to collect
+            yield _Process(int(entry.name), int(fields[17]), int(parent), command or f"state {state}")
+
+
+def _descriptors() -> Counter[str]:
+    """How many descriptors of each kind are open, whatever their numbers."""
+    kinds: Counter[str] = Counter()
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            kinds[os.readlink(f"/proc/self/fd/{name}").split(":[")[0]] += 1
+    return kinds
+
+
+def _shared_memory(processes: set[_Process]) -> set[str]:
+    """Files in `/dev/shm`, without those that bear the number of a living process that is not ours."""
+    names = os.listdir("/dev/shm") if os.path.isdir("/dev/shm") else []
+    ours = {process.pid for process in processes} | {os.getpid()}
+    others = {int(name) for name in os.listdir("/proc") if names and name.isdigit()} - ours
+    return {name for name in names if not others & {int(number) for number in re.findall(r"\d{2,}", name)}}
+
+
+def _used_by_others(names: set[str], ours: set[_Process]) -> set[str]:
+    """Those of these files in `/dev/shm` that a process of another program has in its memory."""
+    own = {process.pid for process in ours} | {os.getpid()}
+    used: set[str] = set()
+    for entry in Path("/proc").iterdir() if names else ():
+        if entry.name.isdigit() and int(entry.name) not in own:
+            with suppress(OSError):
+                maps = (entry / "maps").read_text()
+                used |= {name for name in names if f"/dev/shm/{name}" in maps}
+    return used

@@ -1,0 +1,345 @@
+"""The pool of worker processes: what only it promises."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import os
+import select
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import multiprocess
+import numpy as np
+import pytest
+
+from agnoload.errors import AgnoloadWarning
+from agnoload.journal import Listener
+from agnoload.messages import Reply, Request
+from agnoload.pools import processes
+from agnoload.pools.processes import ProcessPool
+from agnoload.pools.start import Start
+from agnoload.pools.worker import PACKED, REPLY, REQUEST, Control, Worker
+from agnoload.transport.arena import Arena
+from agnoload.transport.payload import DatasetNotPicklable
+from agnoload.transport.wire import Place, decode
+
+MIB = 1 << 20
+_numbers = itertools.count()
+
+
+class Run:
+    """Answers a request by calling its key."""
+
+    def __init__(self, begin: Callable[[int], None] = lambda worker: None) -> None:
+        self._begin = begin
+
+    def begin(self, worker: int) -> None:
+        self._begin(worker)
+
+    def parts(self) -> dict[str, Any]:
+        return {"begin": self._begin}
+
+    def __call__(self, request: Request, empty: Any) -> Reply:
+        try:
+            return Reply(request.number, batch=request.indices(empty), samples=1)
+        except Exception as error:
+            return Reply(request.number, error=error)
+
+
+def make(*, fetch: Any = None, workers: int = 1, window: int = 2, context: Any = "fork", **options: Any) -> ProcessPool:
+    return ProcessPool(fetch or Run(), workers=workers, window=window, context=context, **options)
+
+
+@pytest.fixture
+def pool() -> Iterator[ProcessPool]:
+    pool = make()
+    yield pool
+    pool.close()
+
+
+def ask(pool: ProcessPool, key: Any, owner: int | None = None) -> int:
+    number = next(_numbers)
+    pool.submit(Request(number, 0, number, key, number, owner=owner))
+    return number
+
+
+def answer(pool: ProcessPool, key: Any) -> Any:
+    number = ask(pool, key)
+    reply = pool.receive(60)
+    assert reply.number == number
+    if reply.error is not None:
+        raise reply.error
+    return reply.batch
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.001)
+
+
+def filled(value: int, nbytes: int = 1000) -> Callable[[Any], Any]:
+    def build(empty: Any) -> Any:
+        array = empty((nbytes,), np.uint8)
+        array[:] = value
+        return array
+
+    return build
+
+
+# ------------------------------------------------------------------------------------------------ tickets
+
+
+def test_a_ticket_is_written_whole_or_not_at_all_and_all_that_are_under_way_fit_the_pipe() -> None:
+    assert max(REQUEST.size, REPLY.size) <= select.PIPE_BUF
+    pool = make(workers=3)
+    for ticket in (REQUEST, REPLY):
+        assert ticket.size * (pool._room + 3 + 1) <= 1 << 16
+    pool.close()
+
+
+def test_a_worker_can_be_driven_by_plain_pipes() -> None:
+    arena = Arena(reserved=2, capacity=2)
+    control = Control(arena.fd, 1)
+    (requests, requests_w), (replies, replies_w) = os.pipe(), os.pipe()
+    worker = Worker(Start(0, 1, os.getpid(), -1, arena.fd, requests, replies_w), control, Listener(0))
+    fetch = _Sum()
+    slots = [arena.take(), arena.take()]
+    for number, slot in enumerate(slots):
+        data = Request(number, 0, number, np.arange(number + 3), 0).packed()
+        assert data is not None
+        slot.put(data)
+        os.write(requests_w, REQUEST.pack(number, slot.number, len(data), PACKED))
+    os.write(requests_w, REQUEST.pack(-1, 0, 0, 0))
+    worker.run(lambda: fetch)
+    assert control.claimed(0) == 1
+    found = []
+    for number, place in _tickets(os.read(replies, 4096)):
+        found.append((number, decode(place, slots[number], None).tolist()))
+    assert found == [(0, [3]), (1, [6])]
+    for fd in (requests, requests_w, replies, replies_w):
+        os.close(fd)
+    arena.close()
+
+
+class _Sum(Run):
+    def __call__(self, request: Request, empty: Any) -> Reply:
+        out = empty((1,), np.int64)
+        out[0] = request.indices.sum()
+        return Reply(request.number, batch=out)
+
+
+def _tickets(data: bytes) -> Iterator[tuple[int, Place]]:
+    for fields in REPLY.iter_unpack(data):
+        yield fields[0], Place(*fields[5:9])
+
+
+# ------------------------------------------------------------------------------------------------ memory
+
+
+def test_beyond_the_limit_batches_are_copied_out_and_their_slots_come_back(
+    monkeypatch: pytest.MonkeyPatch, pool: ProcessPool
+) -> None:
+    monkeypatch.setattr(processes, "LENT_LIMIT", 5)
+    kept = [answer(pool, filled(value)) for value in range(40)]
+    assert pool.arena.lent == 5
+    assert pool.arena.nbytes() < 9 * MIB
+    assert all((batch == value).all() for value, batch in enumerate(kept))
+    assert kept[20].flags.writeable
+    assert kept[20].ctypes.data % 64 == 0
+
+
+def test_memory_is_bounded_by_window_workers_and_one(pool: ProcessPool) -> None:
+    for value in range(50):
+        assert answer(pool, filled(value, MIB))[0] == value
+    assert pool.arena.nbytes() <= (2 + 1 + 1) * (MIB + 4096) + MIB // 2
+
+
+def test_slots_of_batches_that_were_dropped_together_are_given_back_to_the_system(pool: ProcessPool) -> None:
+    kept = [answer(pool, filled(value, MIB)) for value in range(20)]
+    assert pool.arena.nbytes() > 20 * MIB
+    kept.clear()
+    answer(pool, filled(1))
+    assert pool.arena.nbytes() < 5 * MIB
+
+
+def test_a_batch_outlives_its_pool() -> None:
+    pool = make()
+    batch = answer(pool, filled(7))
+    pool.close()
+    assert (batch == 7).all()
+
+
+def test_an_error_lends_nothing(pool: ProcessPool) -> None:
+    def fail(empty: Any) -> None:
+        empty((1000,), np.uint8)
+        raise KeyError(np.arange(100))
+
+    with pytest.raises(KeyError) as caught:
+        answer(pool, fail)
+    assert pool.arena.lent == 0
+    assert caught.value.args[0].tolist() == list(range(100))
+
+
+# ------------------------------------------------------------------------------------------------ what cannot travel
+
+
+def test_a_batch_that_cannot_be_sent_is_an_error_that_says_so(pool: ProcessPool) -> None:
+    with pytest.raises(TypeError, match="pickle") as caught:
+        answer(pool, lambda empty: [empty((5,), np.uint8), threading.Lock()])
+    assert any("encoded in worker" in note for note in caught.value.__notes__)
+    assert answer(pool, filled(3)).tolist() == [3] * 1000
+
+
+class _Mine:
+    def __reduce__(self) -> Any:
+        return _only_in, (os.getpid(),)
+
+
+def _only_in(pid: int) -> Any:
+    raise OSError("not here")
+
+
+def test_a_batch_that_cannot_be_read_is_an_error_of_that_batch(pool: ProcessPool) -> None:
+    with pytest.raises(OSError, match="not here") as caught:
+        answer(pool, lambda empty: [filled(1)(empty), _Mine()])
+    assert any("decoded" in note for note in caught.value.__notes__)
+    del caught
+    assert answer(pool, filled(3)).tolist() == [3] * 1000
+
+
+def test_a_request_that_cannot_be_sent_is_refused_and_forgotten(pool: ProcessPool) -> None:
+    with pytest.raises(TypeError, match="pickle"):
+        ask(pool, threading.Lock())
+    assert answer(pool, filled(3)).tolist() == [3] * 1000
+
+
+def test_c33_what_cannot_be_pickled_is_refused_before_any_process_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "start_process", lambda *_: pytest.fail("a process was started"))
+    lock = threading.Lock()
+    for method in ("forkserver", "spawn"):
+        with pytest.raises(DatasetNotPicklable, match=rf"^begin\.lock .*{method!r}"):
+            make(fetch=Run(lambda worker: lock), context=method)
+
+
+def test_under_fork_nothing_needs_to_be_pickled() -> None:
+    pool = make(fetch=_Locked())
+    number = ask(pool, "any")
+    assert pool.receive(60)[:3] == (number, 0, "kept")
+    pool.close()
+
+
+class _Locked(Run):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.Lock()
+
+    def __call__(self, request: Request, empty: Any) -> Reply:
+        with self.lock:
+            return Reply(request.number, batch="kept")
+
+
+# ------------------------------------------------------------------------------------------------ start methods
+
+
+@pytest.mark.parametrize("library", [multiprocessing, multiprocess], ids=["multiprocessing", "multiprocess"])
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_a_context_of_either_library_starts_workers(library: Any, method: str) -> None:
+    pool = make(context=library.get_context(method))
+    assert answer(pool, filled(4)).tolist() == [4] * 1000
+    pool.close()
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_the_global_start_method_is_left_alone(method: str) -> None:
+    before = multiprocessing.get_start_method(allow_none=True), multiprocess.get_start_method(allow_none=True)
+    make(context=method).close()
+    assert (multiprocessing.get_start_method(allow_none=True), multiprocess.get_start_method(allow_none=True)) == before
+
+
+def test_fork_in_a_process_with_threads_warns_with_their_number() -> None:
+    end = threading.Event()
+    others = [threading.Thread(target=end.wait) for _ in range(2)]
+    for other in others:
+        other.start()
+    try:
+        with pytest.warns(AgnoloadWarning, match="2 more threads"):
+            pool = make()
+        pool.close()
+    finally:
+        end.set()
+        for other in others:
+            other.join()
+
+
+def test_a_worker_that_exits_at_the_start_is_told_as_what_it_is() -> None:
+    def leave(worker: int) -> None:
+        raise SystemExit(3)
+
+    pool = make(fetch=Run(leave))
+    ask(pool, filled(1))
+    try:
+        error = pool.receive(60).error
+        assert isinstance(error, SystemExit)
+        assert error.code == 3
+    finally:
+        pool.close()
+
+
+# ------------------------------------------------------------------------------------------------ used again
+
+
+def test_what_was_abandoned_is_never_delivered(pool: ProcessPool, tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    begun = ask(pool, lambda empty: fifo.read_text())
+    wait_until(lambda: pool._control.claimed(0) == begun)
+    for _ in range(5):
+        ask(pool, filled(1))
+    pool.abandon()
+    wanted = ask(pool, filled(2))
+    fifo.write_text("go")
+    reply = pool.receive(60)
+    assert (reply.number, reply.batch[0]) == (wanted, 2)
+    assert not pool.ready()
+    del reply
+    assert pool.arena.lent == 0
+
+
+def test_requests_that_wait_behind_abandoned_ones_are_sent_in_the_end(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(processes, "TICKETS", 2)
+    pool = make(owned=True)
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    ask(pool, lambda empty: fifo.read_text(), owner=0)
+    ask(pool, filled(1), owner=0)
+    pool.abandon()
+    wanted = [ask(pool, filled(2), owner=0) for _ in range(3)]
+    fifo.write_text("go")
+    assert [pool.receive(60).number for _ in wanted] == wanted
+    pool.close()
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_a_pool_is_reusable_while_what_it_was_given_is_the_same(method: str) -> None:
+    pool = make(fetch=_Holding(1), context=method, reuse=True)
+    assert pool.reusable(_Holding(1))
+    assert not pool.reusable(_Holding(2))
+    pool.close()
+
+
+def test_a_pool_that_was_not_made_for_it_is_not_reusable(pool: ProcessPool) -> None:
+    assert not pool.reusable(Run())
+
+
+class _Holding(Run):
+    def __init__(self, value: int) -> None:
+        super().__init__(print)
+        self.value = value

@@ -1,0 +1,323 @@
+"""The payload: packed once, mapped by every worker, its arrays shared until somebody writes."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import pytest
+
+from agnoload import OptionError, PackedList
+from agnoload.errors import DatasetNotPicklable
+from agnoload.transport import payload as module
+from agnoload.transport.payload import Payload, digest, pack
+from agnoload.transport.shared import sending
+
+MIB = 1 << 20
+
+
+@contextmanager
+def packed(value: Any, **surroundings: Any) -> Iterator[int]:
+    fd = pack(value, surroundings, {"dataset": value}, "forkserver")
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def round_trip(value: Any) -> Any:
+    with packed(value) as fd:
+        return Payload(fd).value([])
+
+
+def elsewhere(value: Any, code: str) -> str:
+    """What another process prints that was given the payload as `value`."""
+    script = f"from agnoload.transport.payload import Payload; value = Payload(int(input())).value([]); {code}"
+    with packed(value) as fd:
+        done = subprocess.run(
+            [sys.executable, "-c", script], input=f"{fd}\n", pass_fds=[fd], capture_output=True, text=True, check=True
+        )
+    return done.stdout.strip()
+
+
+class Doubler:
+    def __init__(self, factor: int = 2) -> None:
+        self.factor = factor
+
+    def __call__(self, value: int) -> int:
+        return value * self.factor
+
+
+STRAY = """
+import threading
+
+LOCK = threading.Lock()
+
+class Tripler:
+    def __call__(self, value):
+        return 3 * value
+
+def uses_a_global():
+    return LOCK
+"""
+
+
+@pytest.fixture
+def stray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A module that no other process can import, as a test's is, or a helper's beside a notebook."""
+    path = tmp_path / "stray.py"
+    path.write_text(STRAY)
+    spec = importlib.util.spec_from_file_location("a_stray_module", path)
+    stray = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, stray)
+    spec.loader.exec_module(stray)
+    return stray
+
+
+# ------------------------------------------------------------------------------------------------ what travels
+
+
+def test_values_come_back_equal() -> None:
+    value = {"a": [1, "two", 3.0], "b": np.arange(5), "c": (None, b"x", Path("/tmp"))}
+    found = round_trip(value)
+    assert found["b"].tolist() == value["b"].tolist()
+    assert (found["a"], found["c"]) == (value["a"], value["c"])
+
+
+def test_surroundings_are_there_before_the_value_is_read() -> None:
+    with packed(np.arange(3), path=["/a"], environ={"B": "c"}) as fd:
+        assert Payload(fd).surroundings == {"path": ["/a"], "environ": {"B": "c"}}
+
+
+def test_a_lambda_travels() -> None:
+    assert elsewhere(lambda n: n + 1, "print(value(2))") == "3"
+
+
+def test_a_closure_travels() -> None:
+    step = 7
+    assert elsewhere(lambda n: n + step, "print(value(2))") == "9"
+
+
+def test_a_local_class_travels() -> None:
+    class Local:
+        def __len__(self) -> int:
+            return 11
+
+    assert elsewhere(Local(), "print(len(value), type(value).__name__)") == "11 Local"
+
+
+def test_a_class_of_this_module_travels() -> None:
+    assert elsewhere(Doubler(5), "print(value(2))") == "10"
+
+
+def test_a_class_of_a_module_that_no_other_process_finds_travels(stray: Any) -> None:
+    assert elsewhere(stray.Tripler(), "print(value(2))") == "6"
+
+
+def test_a_partial_of_a_method_travels() -> None:
+    assert elsewhere(functools.partial(Doubler(5).__call__, 2), "print(value())") == "10"
+
+
+def test_packing_leaves_the_registry_of_cloudpickle_as_it_was(stray: Any) -> None:
+    before = set(cloudpickle.list_registry_pickle_by_value())
+    round_trip(stray.Tripler())
+    assert set(cloudpickle.list_registry_pickle_by_value()) == before
+
+
+def test_code_that_travels_by_value_keeps_its_file_name() -> None:
+    def fails() -> None:
+        raise KeyError("here")
+
+    code = (
+        "import traceback\ntry: value()\nexcept KeyError as error: print(traceback.extract_tb(error.__traceback__)[-1])"
+    )
+    assert __file__ in elsewhere(fails, f"exec({code!r})")
+    with pytest.raises(KeyError) as caught:
+        round_trip(fails)()
+    assert traceback.extract_tb(caught.value.__traceback__)[-1].line == 'raise KeyError("here")'
+
+
+# ------------------------------------------------------------------------------------------------ arrays
+
+
+def test_arrays_lie_beside_the_pickle() -> None:
+    with packed({"x": np.zeros(MIB, np.uint8), "y": np.ones((3, 1000))}) as fd:
+        received = Payload(fd)
+    assert received._spans == 2
+    assert received._header < 1024
+
+
+def test_c26_a_packed_list_leaves_a_header_below_1_kib() -> None:
+    with sending() as extra, packed(PackedList(str(n) for n in range(100_000))) as fd:
+        received = Payload(fd)
+        assert received._header < 1024
+        assert received.value([os.dup(e) for e in extra])[99_999] == "99999"
+
+
+def test_a_write_of_one_reader_is_not_seen_by_another() -> None:
+    source = np.zeros(4 * MIB, np.uint8)
+    with packed(source) as fd:
+        first, second = Payload(fd).value([]), Payload(fd).value([])
+    first[5] = 1
+    assert (second[5], source[5]) == (0, 0)
+    assert first.flags.writeable
+
+
+def test_readers_share_the_pages_that_nobody_writes(tmp_path: Path) -> None:
+    with packed(np.ones(32 * MIB, np.uint8)) as fd:
+        before = os.fstat(fd).st_blocks * 512
+        arrays = [Payload(fd).value([]) for _ in range(4)]
+        total = [int(array.sum()) for array in arrays]
+        assert os.fstat(fd).st_blocks * 512 == before
+        assert private_bytes() - (start := private_bytes()) < MIB, start
+    assert total == [32 * MIB] * 4
+
+
+def private_bytes() -> int:
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Private"))
+
+
+def test_arrays_outlive_the_descriptor() -> None:
+    assert round_trip(np.arange(1000)).sum() == 499_500
+
+
+def test_an_empty_array_and_an_array_without_axes_travel() -> None:
+    found = round_trip([np.zeros((0, 3)), np.array(5)])
+    assert (found[0].shape, int(found[1])) == ((0, 3), 5)
+
+
+# ------------------------------------------------------------------------------------------------ what does not
+
+
+class Slotted:
+    __slots__ = ("inner",)
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+
+@dataclass
+class Compose:
+    fns: list[Any]
+
+
+@dataclass
+class Data:
+    transform: Any = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def load(self) -> Any:
+        return self.transform
+
+
+def a_closure_over(value: Any) -> Any:
+    return lambda: value
+
+
+CULPRITS: dict[str, Any] = {
+    "dataset.transform.fns[2]": lambda: Data(Compose([int, float, threading.Lock()])),
+    "dataset.options['lock']": lambda: Data(options={"lock": threading.Lock()}),
+    "dataset[1][0]": lambda: [0, (threading.Lock(),)],
+    "dataset.transform.inner": lambda: Data(Slotted(threading.Lock())),
+    "dataset.transform.value": lambda: Data(a_closure_over(threading.Lock())),
+    "dataset.transform.func.value": lambda: Data(functools.partial(a_closure_over(threading.Lock()))),
+    "dataset.transform.args[0]": lambda: Data(functools.partial(int, threading.Lock())),
+    "dataset.transform.keywords['base']": lambda: Data(functools.partial(int, base=threading.Lock())),
+    "dataset.transform.__self__.transform": lambda: Data(Data(threading.Lock()).load),
+    "dataset.transform": lambda: Data(sys._getframe()),
+    "dataset": lambda: (number for number in range(3)),
+}
+
+
+@pytest.mark.parametrize("path", CULPRITS)
+def test_what_cannot_be_pickled_is_named_by_its_path(path: str) -> None:
+    value = CULPRITS[path]()
+    with pytest.raises(DatasetNotPicklable) as caught, packed(value):
+        pass
+    assert str(caught.value).startswith(f"{path} (")
+    assert isinstance(caught.value, TypeError)
+    assert caught.value.__cause__ is not None
+
+
+def test_a_global_that_a_function_by_value_uses_is_named(stray: Any) -> None:
+    with pytest.raises(DatasetNotPicklable, match=r"^dataset\.transform\.LOCK "), packed(Data(stray.uses_a_global)):
+        pass
+
+
+def test_a_class_that_travels_by_value_is_searched_too() -> None:
+    lock = threading.Lock()
+
+    class Holds:
+        lock_of_all = lock
+
+    class Uses:
+        def __getitem__(self, index: int) -> Any:
+            return lock
+
+    with pytest.raises(DatasetNotPicklable, match=r"^dataset\.transform\.lock_of_all "), packed(Data(Holds())):
+        pass
+    with pytest.raises(DatasetNotPicklable, match=r"^dataset\.__getitem__\.lock "), packed(Uses()):
+        pass
+
+
+def test_the_error_names_the_type_the_start_method_and_the_remedy() -> None:
+    with pytest.raises(DatasetNotPicklable) as caught, packed(Data(threading.Lock())):
+        pass
+    for word in ("_thread.lock", "'forkserver'", "worker_init_fn", "__getstate__", "num_workers=0"):
+        assert word in str(caught.value)
+
+
+def test_the_culprit_may_be_another_part_than_the_dataset() -> None:
+    value = {"dataset": [1], "collate_fn": a_closure_over(threading.Lock())}
+    with pytest.raises(DatasetNotPicklable, match=r"^collate_fn\.value \("):
+        pack(value, {}, value, "spawn")
+
+
+def test_an_object_that_hides_what_is_in_it_is_named_itself() -> None:
+    class Stubborn:
+        def __reduce__(self) -> Any:
+            raise OptionError("I stay here")
+
+    with pytest.raises(DatasetNotPicklable, match=r"^dataset\.transform .*I stay here"), packed(Data(Stubborn())):
+        pass
+
+
+def test_a_structure_that_contains_itself_ends_the_search() -> None:
+    loop: list[Any] = [threading.Lock()]
+    loop.insert(0, loop)
+    with pytest.raises(DatasetNotPicklable, match=r"^dataset\[1\] "), packed(loop):
+        pass
+
+
+def test_the_search_for_the_culprit_gives_up_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(100))
+    monkeypatch.setattr(module.time, "monotonic", lambda: float(next(clock)))
+    with pytest.raises(DatasetNotPicklable, match=r"^dataset "), packed(Data(Compose([threading.Lock()]))):
+        pass
+    assert time is module.time
+
+
+# ------------------------------------------------------------------------------------------------ the same again?
+
+
+def test_a_payload_is_recognised() -> None:
+    array = np.zeros(1000)
+    value = {"x": array, "f": Doubler(2)}
+    assert digest(value) == digest({"x": array, "f": Doubler(2)})
+    assert digest(value) != digest({"x": array, "f": Doubler(3)})
+    assert digest(value) != digest({"x": array.copy(), "f": Doubler(2)})
+    assert digest(value) != digest({"x": array[1:], "f": Doubler(2)})

@@ -1,0 +1,346 @@
+"""The codec: what comes out of a slot is what went in, and arrays that lie there already are not copied."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import threading
+from collections import Counter, OrderedDict, namedtuple
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from agnoload.transport.arena import Arena, Slot, Slots
+from agnoload.transport.wire import decode, encode
+
+Pair = namedtuple("Pair", "left right")
+STRUCT = np.dtype([("a", "<i4"), ("b", ">f8"), ("c", "U3"), ("d", "<u2", (2,))], align=True)
+DTYPES = [
+    "?", "i1", "<i8", ">i4", "u8", "<f2", "<f4", ">f8", "g", "c8", ">c16", "S3", "U5", ">U2", "V3", "M8[ns]", "m8[s]",
+    ">M8[D]", STRUCT, "O", "T",
+]  # fmt: skip
+
+
+@dataclass
+class Box:
+    content: Any
+    note: str = ""
+
+
+@pytest.fixture
+def arena() -> Iterator[Arena]:
+    arena = Arena(reserved=0, capacity=4)
+    yield arena
+    arena.close()
+
+
+def through(value: Any, arena: Arena, slot: Slot | None = None) -> Any:
+    """Encoded on one side, decoded on the other."""
+    there = slot or Slots(arena.fd)[arena.take().number]
+    return decode(encode(value, there), arena[there.number], arena)
+
+
+def same(found: Any, wanted: Any) -> bool:
+    if isinstance(wanted, np.ndarray):
+        return (
+            type(found) is type(wanted)
+            and found.dtype == wanted.dtype
+            and found.shape == wanted.shape
+            and (found.tolist() == wanted.tolist() if wanted.dtype.hasobject else _equal(found, wanted))
+            and (found.flags.writeable == wanted.flags.writeable or wanted.dtype.hasobject or not wanted.size)
+        )
+    if type(found) is not type(wanted):
+        return False
+    if isinstance(wanted, dict):
+        return list(found) == list(wanted) and all(same(found[key], wanted[key]) for key in wanted)
+    if isinstance(wanted, (list, tuple)):
+        return len(found) == len(wanted) and all(map(same, found, wanted))
+    if isinstance(wanted, Box):
+        return same(found.content, wanted.content) and found.note == wanted.note
+    return bool(found == wanted) or pickle.dumps(found) == pickle.dumps(wanted)
+
+
+def _equal(found: np.ndarray, wanted: np.ndarray) -> bool:
+    if wanted.dtype.names:  # what lies between the fields is nobody's
+        return all(_equal(found[name], wanted[name]) for name in wanted.dtype.names)
+    return found.tobytes() == wanted.tobytes()
+
+
+# ------------------------------------------------------------------------------------------------ round trips
+
+LAYOUTS = {
+    "in order": lambda array: array,
+    "Fortran": np.asfortranarray,
+    "transposed": lambda array: array.T,
+    "every second": lambda array: array[::2] if array.ndim else array,
+    "backwards": lambda array: array[::-1] if array.ndim else array,
+    "a column": lambda array: array[..., 0] if array.ndim and array.shape[-1] else array,
+    "spread out": lambda array: np.broadcast_to(array, (2, *array.shape)),
+}
+
+
+@st.composite
+def arrays(draw: Any) -> Any:
+    """A function that makes an array, in the slot that it is given or beside it."""
+    dtype = np.dtypes.StringDType() if (name := draw(st.sampled_from(DTYPES))) == "T" else np.dtype(name)
+    shape = draw(hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4))
+    layout = LAYOUTS[draw(st.sampled_from(list(LAYOUTS)))]
+    inside, writable, seed = draw(st.booleans()), draw(st.booleans()), draw(st.integers(0, 2**32))
+
+    def make(slot: Slot) -> np.ndarray:
+        array = slot.empty(shape, dtype) if inside and not dtype.hasobject else np.empty(shape, dtype)
+        if dtype.hasobject:
+            array[...] = np.array([str(seed)] * array.size).reshape(shape)
+        else:
+            raw = np.random.default_rng(seed).integers(0, 128, array.nbytes, np.uint8)  # below 128: legal text
+            array[...] = _legal(raw, dtype).reshape(shape)
+        laid = layout(array)
+        if not writable:
+            laid = laid.view()
+            laid.flags.writeable = False
+        return laid
+
+    return make
+
+
+def _legal(raw: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
+    """Random items of a dtype; text is spelled out, since not every 4 bytes are a character."""
+    if dtype.names:
+        items = np.zeros(raw.nbytes // dtype.itemsize, dtype)
+        for name in dtype.names:
+            items[name] = np.arange(items[name].size).reshape(items[name].shape)
+        return items
+    if dtype.kind == "U":
+        return raw[: raw.nbytes // dtype.itemsize].astype(dtype)
+    if dtype.kind == "b":
+        return raw > 63
+    return np.frombuffer(raw.tobytes(), dtype)
+
+
+LEAVES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(allow_nan=False),
+    st.text(),
+    st.binary(),
+    st.sampled_from([np.float32(1.5), np.int16(-3), np.datetime64("2024-02-29"), np.str_("x"), Ellipsis, range(3)]),
+)
+
+
+def built(tree: Any, slot: Slot) -> Any:
+    """A tree with its arrays made."""
+    if callable(tree):
+        return tree(slot)
+    if isinstance(tree, dict):
+        return type(tree)((key, built(value, slot)) for key, value in tree.items())
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return type(tree)(*(built(value, slot) for value in tree))
+    if isinstance(tree, (list, tuple)):
+        return type(tree)(built(value, slot) for value in tree)
+    return Box(built(tree.content, slot), tree.note) if isinstance(tree, Box) else tree
+
+
+TREES = st.recursive(
+    arrays() | LEAVES,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=4),
+        st.lists(inner, max_size=4).map(tuple),
+        st.dictionaries(st.text(max_size=3) | st.integers(), inner, max_size=4),
+        st.dictionaries(st.text(max_size=3), inner, max_size=2).map(OrderedDict),
+        st.builds(Pair, inner, inner),
+        st.builds(Box, inner, st.text(max_size=3)),
+    ),
+    max_leaves=12,
+)
+
+
+@given(tree=TREES, copied=st.booleans())
+def test_what_comes_out_is_what_went_in(tree: Any, copied: bool) -> None:
+    arena = Arena(reserved=0, capacity=1)
+    try:
+        slot = Slots(arena.fd)[arena.take().number]
+        value = built(tree, slot)
+        place = encode(value, slot)
+        found = decode(place, arena[slot.number], None if copied else arena)
+        assert same(found, value)
+        if copied or not place.arrays:
+            assert arena.lent == 0
+        if copied:
+            kept = copy.deepcopy(found)
+            slot.bytes[:] = 255
+            assert same(copy.deepcopy(found), kept)
+    finally:
+        arena.close()
+
+
+@given(sizes=st.lists(st.integers(0, 200_000), min_size=1, max_size=5), inside=st.booleans())
+def test_a_slot_grows_under_what_it_holds(sizes: list[int], inside: bool) -> None:
+    arena = Arena(reserved=0, capacity=1)
+    try:
+        slot = Slots(arena.fd)[arena.take().number]
+        empty = slot.empty if inside else np.empty
+        batch = [empty((size,), np.uint8) for size in sizes]
+        for number, array in enumerate(batch):
+            array[:] = number + 1
+        found = through(batch, arena, slot)
+        assert [array.shape for array in found] == [(size,) for size in sizes]
+        assert all((array == number + 1).all() for number, array in enumerate(found))
+    finally:
+        arena.close()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_dtype_keeps_its_byte_order_and_fields(arena: Arena, dtype: Any) -> None:
+    kind = np.dtypes.StringDType() if dtype == "T" else np.dtype(dtype)
+    array = np.zeros((3, 2), kind)
+    assert same(through(array, arena), array)
+
+
+def test_a_dtype_with_metadata_stays_what_it_is(arena: Arena) -> None:
+    found = through(np.zeros(3, np.dtype("i4", metadata={"unit": "m"})), arena)
+    assert found.dtype == np.dtype("i4")
+
+
+def test_a_dtype_of_an_extension_travels(arena: Arena) -> None:
+    bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
+    array = np.arange(6).astype(bfloat16)
+    found = through(array, arena)
+    assert (found.dtype, found.tolist()) == (array.dtype, array.tolist())
+
+
+# ------------------------------------------------------------------------------------------------ no copies
+
+
+def test_arrays_that_lie_in_the_slot_are_not_copied(arena: Arena) -> None:
+    slot = Slots(arena.fd)[arena.take().number]
+    first, second = slot.empty((100, 4), np.float32), slot.empty((100,), np.int64)
+    used = slot.used
+    place = encode({"x": first, "y": (second, first)}, slot)
+    assert place.offset == used
+    assert place.nbytes < 300
+
+
+@pytest.mark.parametrize("layout", sorted(set(LAYOUTS) - {"Fortran"}))
+def test_a_view_of_an_array_in_the_slot_is_not_copied_and_keeps_its_strides(arena: Arena, layout: str) -> None:
+    slot = Slots(arena.fd)[arena.take().number]
+    array = slot.empty((6, 5, 4), np.int32)
+    array[...] = np.arange(120).reshape(6, 5, 4)
+    used, view = slot.used, LAYOUTS[layout](array)
+    found = through(view, arena, slot)
+    assert slot.used - used < 512
+    assert found.strides == view.strides
+    assert (found == view).all()
+
+
+def test_an_array_from_elsewhere_is_copied_once(arena: Arena) -> None:
+    slot = Slots(arena.fd)[arena.take().number]
+    batch = np.arange(100_000)
+    place = encode([batch, batch], slot)
+    assert place.offset == -(-batch.nbytes // 64) * 64
+
+
+def test_fortran_order_survives_a_copy(arena: Arena) -> None:
+    found = through(np.asfortranarray(np.arange(12).reshape(3, 4)), arena)
+    assert found.flags.f_contiguous
+    assert found.tolist() == np.arange(12).reshape(3, 4).tolist()
+
+
+def test_decoded_arrays_are_aligned_views_of_the_slot(arena: Arena) -> None:
+    slot = Slots(arena.fd)[arena.take().number]
+    a, b = through([np.zeros(3, np.uint8), np.zeros(5)], arena, slot)
+    assert a.ctypes.data % 64 == b.ctypes.data % 64 == 0
+    slot.bytes[:3] = 9
+    assert a.tolist() == [9, 9, 9]
+    b[:] = 4
+    assert slot.bytes[64:104].view(np.float64).tolist() == [4.0] * 5
+
+
+def test_views_of_one_memory_still_share_it(arena: Arena) -> None:
+    slot = Slots(arena.fd)[arena.take().number]
+    array = slot.empty((8,), np.int64)
+    array[:] = 0
+    left, right, whole = through([array[:5], array[3:], array], arena, slot)
+    left[4] = 7
+    assert right.tolist() == [0, 7, 0, 0, 0]
+    assert whole[4] == 7
+
+
+def test_one_array_twice_is_one_array_twice(arena: Arena) -> None:
+    array = np.arange(3)
+    first, second = through([array, array], arena)
+    assert first is second
+
+
+def test_a_batch_without_arrays_lends_nothing(arena: Arena) -> None:
+    assert through({"names": ["a", "b"], "n": 3}, arena) == {"names": ["a", "b"], "n": 3}
+    assert arena.lent == 0
+
+
+def test_each_array_alone_holds_the_slot(arena: Arena) -> None:
+    batch = through([np.zeros(3), np.ones(3)], arena)
+    last = batch.pop()
+    del batch
+    assert arena.lent == 1
+    assert last.tolist() == [1, 1, 1]
+    del last
+    assert arena.lent == 0
+
+
+@pytest.mark.parametrize("writable", [True, False])
+def test_a_read_only_array_holds_the_slot_too(arena: Arena, writable: bool) -> None:
+    array = np.arange(3)
+    array.flags.writeable = writable
+    found = through(array, arena)
+    assert arena.lent == 1
+    assert found.flags.writeable == writable
+    assert found.tolist() == [0, 1, 2]
+
+
+def test_memory_of_other_objects_travels_too(arena: Arena) -> None:
+    frame = {"buffer": pickle.PickleBuffer(b"abc"), "array": np.arange(2), "bytes": bytearray(b"xyz")}
+    found = through(frame, arena)
+    assert bytes(found["buffer"]) == b"abc"
+    assert found["array"].tolist() == [0, 1]
+    assert found["bytes"] == b"xyz"
+
+
+def test_subclasses_of_arrays_keep_their_class(arena: Arena) -> None:
+    masked = np.ma.masked_equal([1, 2, 3], 2)
+    found = through([masked, np.rec.array([(1, 2.0)], names="a,b")], arena)
+    assert isinstance(found[0], np.ma.MaskedArray)
+    assert found[0].mask.tolist() == [False, True, False]
+    assert found[1].a.tolist() == [1]
+
+
+# ------------------------------------------------------------------------------------------------ by value
+
+
+def test_classes_and_functions_without_an_importable_name_travel(arena: Arena) -> None:
+    @dataclass
+    class Local:
+        x: np.ndarray
+
+    found = through([Local(np.arange(4)), lambda n: n + 1, Counter("aab")], arena)
+    assert type(found[0]).__name__ == "Local"
+    assert found[0].x.tolist() == [0, 1, 2, 3]
+    assert found[1](2) == 3
+    assert found[2] == {"a": 2, "b": 1}
+    assert arena.lent == 1
+
+
+def test_what_plain_pickle_refuses_costs_no_second_copy_of_the_arrays(arena: Arena) -> None:
+    slot = Slots(arena.fd)[arena.take().number]
+    place = encode([np.zeros(1000), lambda: 1], slot)
+    assert place.offset == 8000
+
+
+def test_what_cannot_be_sent_at_all_is_an_error(arena: Arena) -> None:
+    with pytest.raises(TypeError, match="pickle"):
+        through([np.zeros(3), threading.Lock()], arena)
