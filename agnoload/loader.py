@@ -11,7 +11,6 @@ import dataclasses
 import os
 import sys
 import time
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
@@ -26,7 +25,7 @@ from agnoload.auto import ENOUGH, Choice, adjusted, choose_for_stream, choose_wo
 from agnoload.cores import usable_cores, usable_memory
 from agnoload.datasets import find_caches, find_large_lists
 from agnoload.epochs import Epochs
-from agnoload.errors import AgnoloadWarning, DatasetNotPicklable, OptionError
+from agnoload.errors import DatasetNotPicklable, OptionError, warn
 from agnoload.fetch import Fetcher
 from agnoload.foreign import ForeignPlan, Stranger
 from agnoload.generators import Watch
@@ -514,7 +513,7 @@ class DataLoader(Generic[SampleT, BatchT]):
         """A warning that a loader gives once."""
         if text not in self._said:
             self._said.add(text)
-            warnings.warn(text, AgnoloadWarning, stacklevel=_outside())
+            warn(text)
 
     def _open_pool(self, plan: Plan) -> tuple[Pool, Callable[[Any], None] | None]:
         """A pool for one iterator, and what takes it back afterwards (None: the iterator ends it)."""
@@ -559,11 +558,9 @@ class DataLoader(Generic[SampleT, BatchT]):
             return
         self._warned = True
         for path in find_large_lists(self._options.dataset):
-            warnings.warn(
+            warn(
                 f"{path} holds very many Python objects: each worker gets a copy of every one, and its memory grows as "
-                "they are read. agnoload.PackedList(...) keeps strings, bytes or objects in one buffer for all workers",
-                AgnoloadWarning,
-                stacklevel=5,
+                "they are read. agnoload.PackedList(...) keeps strings, bytes or objects in one buffer for all workers"
             )
 
     def _fetcher(self, isolated: bool, workers: int | None = None, plan: Plan | None = None) -> Fetcher:
@@ -887,11 +884,3 @@ class _Choose:
         n = len(order)
         places = rng.permutation(n)[:count] if n <= count else rng.integers(n, size=count)
         return np.concatenate([order.take(place, place + 1) for place in places.tolist()])
-
-
-def _outside() -> int:
-    """The `stacklevel` of the first frame that is not this library's: the user's own line."""
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("agnoload."):
-        level, frame = level + 1, frame.f_back
-    return level

@@ -22,13 +22,12 @@ import signal
 import sys
 import threading
 import time
-import warnings
 from collections import deque
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from agnoload.errors import AgnoloadError, AgnoloadWarning, LoaderClosed, WorkerDied, WorkerTimeout
+from agnoload.errors import AgnoloadError, LoaderClosed, WorkerDied, WorkerTimeout, warn
 from agnoload.journal import settings
 from agnoload.messages import Reply, Request, describe_request, plain_indices
 from agnoload.pools.start import THREADS, Process, Start, method_of, start_process
@@ -325,7 +324,7 @@ class ProcessPool:
             raise self._timed_out(waited)
         if waited >= SILENCE and not self._warned:
             self._warned = True
-            warnings.warn(f"no batch for {waited:.0f} s: {self._doing()[0]}", AgnoloadWarning, stacklevel=6)
+            warn(f"no batch for {waited:.0f} s: {self._doing()[0]}")
         limits = [limit - waited for limit in (timeout, None if self._warned else SILENCE) if limit is not None]
         self._wait(max(min(limits), 0.0) if limits else None)
         if self._closed:
@@ -686,9 +685,7 @@ def _doing(stage: Stage, request: Request | None) -> str:
 def _warn_about_threads() -> None:
     others = threading.active_count() - 1
     if others > 0:
-        warnings.warn(
+        warn(
             f"multiprocessing_context='fork' copies this process while {others} more thread{'s' * (others > 1)} may "
-            "hold locks that nobody will release in the copy: a worker can hang for ever. Use the default (forkserver)",
-            AgnoloadWarning,
-            stacklevel=6,
+            "hold locks that nobody will release in the copy: a worker can hang for ever. Use the default (forkserver)"
         )
