@@ -73,7 +73,7 @@ class FileStream(IterableDataset[T_co]):
         return f"FileStream({len(self.paths)} files, {name_of(reader)})"
 
 
-class _File(CursorStream, IterableDataset[T_co]):
+class _File(CursorStream[T_co], IterableDataset[T_co]):
     """One file, opened when it is read."""
 
     def __init__(self, path: Path, reader: Reader[T_co]) -> None:
