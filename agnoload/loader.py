@@ -13,7 +13,7 @@ import sys
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from functools import partial
 from typing import Any, Generic, Literal, NamedTuple, Self, TypeVar, Unpack, overload
@@ -21,17 +21,20 @@ from typing import Any, Generic, Literal, NamedTuple, Self, TypeVar, Unpack, ove
 import numpy as np
 from numpy.typing import NDArray
 
-from agnoload import plugins, seeding
+from agnoload import plugins
 from agnoload.auto import ENOUGH, Choice, adjusted, choose_for_stream, choose_workers
 from agnoload.cores import usable_cores, usable_memory
 from agnoload.datasets import find_caches, find_large_lists
-from agnoload.errors import AgnoloadWarning, DatasetNotPicklable, OptionError, StateError
+from agnoload.epochs import Epochs
+from agnoload.errors import AgnoloadWarning, DatasetNotPicklable, OptionError
 from agnoload.fetch import Fetcher
+from agnoload.foreign import ForeignPlan, Stranger
+from agnoload.generators import Watch
 from agnoload.journal import Journal
-from agnoload.loop import PLACED_AHEAD, LoaderIterator, Progress
+from agnoload.loop import PLACED_AHEAD, LoaderIterator
 from agnoload.messages import Reply, Request
 from agnoload.options import check_options
-from agnoload.plan import BatchPlan, ForeignPlan, OrderPlan, Plan, StreamedPlan
+from agnoload.plan import BatchPlan, OrderPlan, Plan, StreamedPlan
 from agnoload.pools.inline import InlinePool
 from agnoload.pools.processes import ProcessPool
 from agnoload.pools.start import release_server, use_server
@@ -39,11 +42,10 @@ from agnoload.pools.threads import ThreadPool
 from agnoload.protocols import Backend, Empty, Fetch, IndexArray, Pool
 from agnoload.ranks import rank_and_world
 from agnoload.samplers.basic import RandomSampler, SequentialSampler
-from agnoload.samplers.batch import set_epoch_inside
-from agnoload.samplers.sampler import SeededSampler, draw_from, effective_seed, is_transparent
+from agnoload.samplers.sampler import SeededSampler, effective_seed, is_transparent
 from agnoload.state import Place, capture, restore
 from agnoload.stats import Recorder, Stats, Timeline, size_of
-from agnoload.streams import StreamPlan, settle_ranks
+from agnoload.streams import StreamPlan, length_or_none, settle_ranks
 from agnoload.tolerance import Ceiling
 from agnoload.typed import (
     AnyOptions,
@@ -217,22 +219,20 @@ class DataLoader(Generic[SampleT, BatchT]):
         )  # fmt: skip
         self._backend = plugins.get_backend(backend)
         self._place_on = self._backend.check(device, options.pin_memory)
-        self._rank, self._world_size = rank_and_world(self._backend.world())
-        self._sampler = self._make_sampler()
-        self._generator = options.generator
-        self._given_seed = options.seed
-        self._seed = seeding.draw_seed() if options.seed is None else options.seed
-        self._seeded = options.generator is None
+        world = plugins.rank_and_world(self._backend)
+        self._sampler = self._make_sampler(world)
+        self._stranger = Stranger(self._sampler)
+        self._rank, self._world_size = self._stranger.share() or rank_and_world(world)
         self._warned = False
         self._said: set[str] = set()
         self._choice: Choice | None = None
-        self._settle(0)
+        self._settle(Epochs(self._stranger, options.seed, options.generator))
 
-    def _settle(self, epoch: int) -> None:
+    def _settle(self, epochs: Epochs) -> None:
         """Be a loader that has not been iterated yet."""
-        self._epoch = epoch
-        self._resume: Place | None = None
-        self._progress: Progress | None = None
+        self._epochs = epochs
+        self._restored: Plan | None = None
+        self._worker_seed: int | None = None
         self._iterators: weakref.WeakSet[LoaderIterator[Any]] = weakref.WeakSet()
         self._idle = _Idle()
         weakref.finalize(self, _Idle.close, self._idle)
@@ -304,7 +304,7 @@ class DataLoader(Generic[SampleT, BatchT]):
     @property
     def generator(self) -> Any:
         """The generator that gives a seed for each epoch, or None."""
-        return self._generator
+        return self._options.generator
 
     @property
     def prefetch_factor(self) -> int:
@@ -334,24 +334,19 @@ class DataLoader(Generic[SampleT, BatchT]):
     @property
     def seed(self) -> int:
         """The seed that order and samples follow from; with `generator`, that of the epoch begun last."""
-        return self._seed
+        return self._epochs.place.seeds.samples
 
     @property
     def epoch(self) -> int:
         """The epoch that the next `iter` begins, or that is running."""
-        return self._place().epoch
+        return self._epochs.place.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Make the next `iter` begin this epoch; not needed for epochs to differ."""
-        self._epoch = seeding.check_seed(epoch, "epoch")
-        self._progress = None
-        self._resume = None
+        """Make the next `iter` begin this epoch; not needed for epochs to differ.
 
-    def _place(self) -> Place:
-        """Where the data that was yielded ends."""
-        if self._resume is not None:
-            return self._resume
-        return self._progress.place if self._progress is not None else Place(self._epoch)
+        A state that was restored within that very epoch stays in force.
+        """
+        self._epochs.set_epoch(epoch)
 
     def __len__(self) -> int:
         """The number of batches of an epoch; `TypeError` where dataset or sampler has no length."""
@@ -389,7 +384,7 @@ class DataLoader(Generic[SampleT, BatchT]):
             words.append(f"backend={self._backend.name!r}")
         if options.device is not None:
             words.append(f"device={options.device!r}")
-        words.append(f"seed={self._seed}")
+        words.append(f"seed={self.seed}" if options.generator is None else f"generator={options.generator!r}")
         with suppress(TypeError):
             words.append(f"{len(self)} batches")
         return f"DataLoader({', '.join(words)}, epoch {self.epoch})"
@@ -411,10 +406,12 @@ class DataLoader(Generic[SampleT, BatchT]):
 
     def _iterate(self, limit: int | None) -> LoaderIterator[BatchT]:
         self._adjust_workers()
-        place = self._begin()
-        plan = self._plan(place)
+        place = self._epochs.begin()
+        plan, self._restored = self._restored, None
+        if plan is None or plan.place != place:
+            plan = self._plan(place)
         if plan.exhausted and plan.resumed:  # a state of the very end: the next epoch begins
-            plan = self._plan(Place(place.epoch + 1))
+            plan = self._next_plan(plan.end())
         pool, release = self._open_pool(plan)
         return self._iterator(plan, pool, release, limit)
 
@@ -426,6 +423,7 @@ class DataLoader(Generic[SampleT, BatchT]):
                 plan,
                 pool,
                 next_plan=self._next_plan,
+                say=self._say_once,
                 limit=limit,
                 window=Window(self._window(), self._options.in_order),
                 timeout=self._options.timeout,
@@ -439,49 +437,24 @@ class DataLoader(Generic[SampleT, BatchT]):
         except BaseException:
             pool.close()
             raise
-        self._progress = iterator.progress
+        self._epochs.began(iterator.progress)
         self._iterators.add(iterator)
         return iterator
 
-    def _begin(self) -> Place:
-        """Where the next iterator starts."""
-        if self._resume is not None:
-            place, self._resume = self._resume, None
-            return place
-        if self._progress is not None:
-            self._epoch = self._progress.epoch + 1
-        if isinstance(self._sampler, SeededSampler) and (asked := self._sampler.pop_epoch()) is not None:
-            self._epoch = asked
-        self._draw()
-        return Place(self._epoch)
-
-    def _draw(self) -> None:
-        """With a generator each epoch has a seed of its own."""
-        if self._generator is not None:
-            seed = draw_from(self._generator)
-            if seed is None:
-                seed = plugins.seed_from(self._generator)
-            if seed is None:
-                raise OptionError(
-                    "generator must be a numpy.random.Generator or a generator of an installed backend's framework, "
-                    f"got {type(self._generator).__qualname__}"
-                )
-            self._seed = seed
-
-    def _next_plan(self, epoch: int) -> Plan:
-        self._draw()
-        return self._plan(Place(epoch))
+    def _next_plan(self, place: Place) -> Plan:
+        """The next epoch, where the one before has ended here: a sampler with a state stands there already."""
+        return self._plan(self._epochs.following(place._replace(sampler=None)))
 
     def _window(self) -> int:
         return max(self.num_workers * self._options.prefetch_factor, 1)
 
     # ------------------------------------------------------------------------------------------------ assembly
 
-    def _make_sampler(self) -> Any:
+    def _make_sampler(self, world: tuple[int, int] | None) -> Any:
         """The sampler or batch sampler that orders the samples; None for a stream."""
         options = self._options
         if options.stream:
-            settle_ranks(options.dataset, self._backend.world())
+            settle_ranks(options.dataset, world)
             return None
         sampler = options.batch_sampler if options.batch_sampler is not None else options.sampler
         if sampler is None:
@@ -489,7 +462,7 @@ class DataLoader(Generic[SampleT, BatchT]):
                 return RandomSampler(options.dataset) if len(options.dataset) else SequentialSampler(options.dataset)
             return SequentialSampler(options.dataset)
         if isinstance(sampler, SeededSampler):
-            sampler.settle(plugins.seed_from, self._backend.world())
+            sampler.settle(plugins.seed_from, world)
         wanted = getattr(sampler, "data_length", None)
         if wanted is not None and wanted != len(options.dataset):
             raise OptionError(
@@ -498,26 +471,19 @@ class DataLoader(Generic[SampleT, BatchT]):
             )
         return sampler
 
-    def _order_seed(self) -> int:
-        given = self._seed if self._given_seed is not None or self._generator is not None else None
-        return effective_seed(self._sampler, given, self._seed)
-
     def _plan(self, place: Place) -> Plan:
         """The requests of an epoch from `place` on."""
-        options, sampler = self._options, self._sampler
+        options, sampler, order_seed = self._options, self._sampler, place.seeds.order
         if options.stream:
             return self._stream_plan(place)
-        batched = options.batch_sampler is not None
-        if is_transparent(sampler):
-            if batched:
-                batches = sampler.batches(self._order_seed(), place.epoch)
-                return BatchPlan(place.epoch, self._seed, place, batches)
-            order = sampler.order(self._order_seed(), place.epoch)
-            return OrderPlan(place.epoch, self._seed, place, order, options.batch_size, options.drop_last)
-        set_epoch_inside(sampler, place.epoch)
-        return ForeignPlan(
-            place.epoch, self._seed, place, sampler, options.batch_size, options.drop_last, batched, self._rank
-        )  # fmt: skip
+        if not is_transparent(sampler):
+            batched = options.batch_sampler is not None
+            return ForeignPlan(
+                place, self._stranger, options.batch_size, options.drop_last, batched=batched, rank=self._rank
+            )
+        if options.batch_sampler is not None:
+            return BatchPlan(place, sampler.batches(order_seed, place.epoch), sampler.is_split)
+        return OrderPlan(place, sampler.order(order_seed, place.epoch), options.batch_size, options.drop_last)
 
     def _stream_plan(self, place: Place) -> StreamedPlan:
         options = self._options
@@ -541,10 +507,8 @@ class DataLoader(Generic[SampleT, BatchT]):
                 f"the stream has {plan.lanes} lanes for {workers} workers: {workers - plan.lanes} of them have nothing "
                 "to do. Use fewer workers, or a stream with more shards (and `lanes`)"
             )
-        length = len(options.dataset) if hasattr(type(options.dataset), "__len__") else None
-        return StreamedPlan(
-            place.epoch, self._seed, place, plan, options.drop_last, self._say_once, length
-        )  # fmt: skip
+        length = length_or_none(options.dataset)
+        return StreamedPlan(place, plan, options.drop_last, self._say_once, length)
 
     def _say_once(self, text: str) -> None:
         """A warning that a loader gives once."""
@@ -558,7 +522,8 @@ class DataLoader(Generic[SampleT, BatchT]):
         if self.num_workers == 0:
             return InlinePool(self._fetcher(isolated=False, plan=plan)), None
         if options.worker_type == "thread":
-            return self._make_pool(self._fetcher(isolated=False, plan=plan), self.num_workers), None
+            threads = self._make_pool(self._fetcher(isolated=False, plan=plan), self.num_workers)
+            return _Watched(threads, self._say_once), None
         fetcher = self._fetcher(isolated=True, plan=plan)
         take_back = self._idle.put if options.persistent_workers else None
         if (pool := self._idle.take()) is not None:
@@ -604,23 +569,26 @@ class DataLoader(Generic[SampleT, BatchT]):
     def _fetcher(self, isolated: bool, workers: int | None = None, plan: Plan | None = None) -> Fetcher:
         options = self._options
         workers = self.num_workers if workers is None else workers
+        if self._worker_seed is None:  # kept, though a generator gives others later: kept workers are not told
+            self._worker_seed = self.seed if plan is None else plan.seed
         return Fetcher(
             options.dataset,
             stream=options.stream,
             batched=options.batch_size is not None or options.batch_sampler is not None,
             collate_fn=options.collate_fn,
-            seed=self._seed,
+            seed=self._worker_seed,
             workers=workers,
             rank=self._rank,
             world_size=self._world_size,
             isolated=isolated,
             threaded=options.worker_type == "thread" and workers > 0,
             on_error=options.on_error,
-            choose=_Choose(self._sampler, self._order_seed()) if self._may_replace() else None,
+            choose=_Choose(self._sampler, self._epochs.order_seed) if self._may_replace() else None,
             worker_init_fn=options.worker_init_fn,
             retry=options.retry,
             drop_last=options.drop_last,
             stream_start=(plan.epoch, plan.reader_start) if isinstance(plan, StreamedPlan) and plan.resumed else None,
+            stream_first=plan.reader_start["first"] if isinstance(plan, StreamedPlan) else None,
         )
 
     def _may_replace(self) -> bool:
@@ -634,35 +602,35 @@ class DataLoader(Generic[SampleT, BatchT]):
 
         Under 1 KiB for datasets with indices. After the last batch of an epoch it is the start of the next.
         """
-        return capture(self._place(), self._seed, self._order_seed(), self._facts())
+        place = self._epochs.place
+        return capture(place, self._facts(bool(place.ahead)))
 
     def load_state_dict(self, state: Any) -> None:
         """Let the next `iter` go on where `state` was taken; reads no data.
 
         Any number of workers may go on, any number of ranks at the same position, and another batch size. `StateError`
-        with both sides if dataset length, sampler or a given seed differ.
+        with both sides if dataset length, sampler or a given seed differ, or if it is no state at all.
         """
-        place, seed, order_seed = restore(state, self._facts())
-        if self._given_seed is not None and seed != self._given_seed:
-            raise StateError(
-                f"this state was saved with seed {seed}, but this loader was given seed {self._given_seed}"
-            )
-        before, self._seed = self._seed, seed
-        if not self._options.stream and self._order_seed() != order_seed and self._generator is None:
-            found, self._seed = self._order_seed(), before
-            raise StateError(
-                f"this state was saved with a sampler on seed {order_seed}, but this loader's is on {found}"
-            )
-        self._resume = place
-        self._progress = None
+        out_of_order = isinstance(state, Mapping) and bool(state.get("ahead"))
+        place = restore(state, self._facts(out_of_order))
+        self._epochs.check(place)
+        # What comes of a position shows here already; a stranger's sampler is not touched before it is needed.
+        self._restored = self._plan(place) if is_transparent(self._sampler) and place.begun else None
+        self._epochs.restore(place)
 
-    def _facts(self) -> dict[str, Any]:
+    def _facts(self, out_of_order: bool) -> dict[str, Any]:
+        """What must be equal for a state to fit."""
         options = self._options
-        if options.stream:
-            return {"kind": "stream", "dataset": type(options.dataset).__name__}
-        sampler = self._sampler
-        identity = sampler.identity() if isinstance(sampler, SeededSampler) else type(sampler).__name__
-        return {"kind": "map", "length": len(options.dataset), "sampler": identity}
+        facts: dict[str, Any] = {"kind": "stream", "dataset": type(options.dataset).__name__}
+        if not options.stream:
+            facts = {"kind": "map", "length": len(options.dataset), "sampler": self._stranger.identity()}
+        if out_of_order:  # it lists batches of one rank
+            facts |= {"batch_size": options.batch_size, "rank": self._rank}
+        if out_of_order or not (options.stream or is_transparent(self._sampler)):
+            facts["world_size"] = self._world_size
+        if options.generator is not None:
+            facts["seeds"] = "from a generator"
+        return facts
 
     # ------------------------------------------------------------------------------------------------ the rest
 
@@ -723,8 +691,7 @@ class DataLoader(Generic[SampleT, BatchT]):
         """The same loader once more, for measurements that this one shall not notice."""
         twin = copy.copy(self)
         twin._options = dataclasses.replace(self._options, num_workers=workers)
-        twin._generator = None  # not to be advanced
-        twin._settle(self.epoch)
+        twin._settle(self._epochs.twin())
         return twin
 
     def _choose_workers(self) -> Choice:
@@ -753,7 +720,7 @@ class DataLoader(Generic[SampleT, BatchT]):
         keys: Any = np.linspace(0, len(self._options.dataset) - 1, count).astype(np.int64)
         if self._options.batch_size is None and self._options.batch_sampler is None:
             keys = int(keys[0])
-        pool.submit(Request(count, self._epoch, 0, keys, 0, self._seed))
+        pool.submit(Request(count, self.epoch, 0, keys, 0, self.seed))
         reply = pool.receive(PROBE_PATIENCE)
         if reply.error is not None:
             raise reply.error
@@ -865,19 +832,58 @@ class _Idle:
             pool.close()
 
 
+class _Watched:
+    """A pool of threads that tells, once, if samples draw from generators that are not theirs alone.
+
+    Between the first request and the first reply the user's own thread waits here, so it is not the one who draws.
+    """
+
+    def __init__(self, pool: Pool, say: Callable[[str], None]) -> None:
+        self._pool = pool
+        self._say = say
+        self._watch: Watch | None = None
+        self._told = False
+
+    def submit(self, request: Request) -> None:
+        if self._watch is None and not self._told:
+            self._watch = Watch()
+        self._pool.submit(request)
+
+    def receive(self, timeout: float | None = None) -> Reply:
+        reply = self._pool.receive(timeout)
+        watch, self._watch = self._watch, None
+        if watch is not None and not self._told and (names := watch.drawn()):
+            self._say(
+                f"samples draw from {' and '.join(names)}, which all threads of this process share, so what they draw "
+                "depends on which thread comes first. Draw from agnoload.sample_rng() instead, or use worker processes"
+            )
+        self._told = True
+        return reply
+
+    def ready(self) -> bool:
+        return self._pool.ready()
+
+    def close(self) -> None:
+        self._pool.close()
+
+
 class _Choose:
-    """Indices of an epoch at random, for replacements; travels to workers with its sampler."""
+    """Indices of an epoch at random, for replacements; travels to workers with its sampler.
 
-    def __init__(self, sampler: Any, seed: int) -> None:
+    `order_seed`: None where each epoch has its own, that of its samples.
+    """
+
+    def __init__(self, sampler: Any, order_seed: int | None) -> None:
         self._sampler = sampler
-        self._seed = seed
+        self._order_seed = order_seed
 
-    def __call__(self, epoch: int, rng: np.random.Generator, count: int) -> IndexArray:
+    def __call__(self, seed: int, epoch: int, rng: np.random.Generator, count: int) -> IndexArray:
+        order_seed = effective_seed(self._sampler, seed, seed) if self._order_seed is None else self._order_seed
         if self._sampler.yields_batches:
-            batches = self._sampler.batches(self._seed, epoch)
+            batches = self._sampler.batches(order_seed, epoch)
             picked = batches.batch(int(rng.integers(len(batches))))
             return rng.permutation(picked)[:count]
-        order = self._sampler.order(self._seed, epoch)
+        order = self._sampler.order(order_seed, epoch)
         n = len(order)
         places = rng.permutation(n)[:count] if n <= count else rng.integers(n, size=count)
         return np.concatenate([order.take(place, place + 1) for place in places.tolist()])

@@ -13,9 +13,9 @@ import warnings
 from typing import Any
 
 from agnoload.errors import AgnoloadError, AgnoloadWarning, LoaderClosed, WorkerTimeout
-from agnoload.messages import Reply, Request
+from agnoload.messages import Reply, Request, describe_request
 from agnoload.pools import processes
-from agnoload.pools.processes import check_process, describe_request
+from agnoload.pools.processes import check_process
 from agnoload.pools.worker import WorkerFetch
 from agnoload.transport.recycled import Recycled
 

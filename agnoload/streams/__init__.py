@@ -4,16 +4,17 @@
 `files`: what else is made of streams. `read` and `plan`: a worker's and the loader's side.
 """
 
-from agnoload.streams.base import ChainDataset, FilteredStream, IterableDataset, MappedStream
-from agnoload.streams.cursor import is_stream
+from agnoload.streams.base import ChainDataset, FilteredStream, IterableDataset, MappedStream, first_states
+from agnoload.streams.cursor import is_indexed, is_stream, length_or_none
 from agnoload.streams.files import FileStream, read_lines, read_npy, read_npz, read_parquet, read_tar
 from agnoload.streams.mixture import Mixture
 from agnoload.streams.plan import Rest, StreamPlan, StreamRequest
 from agnoload.streams.ranks import RankStream, settle_ranks
-from agnoload.streams.read import Portion, StreamReader
+from agnoload.streams.read import COLLATING, Portion, StreamReader
 from agnoload.streams.shuffle import ShuffledStream
 
 __all__ = [
+    "COLLATING",
     "ChainDataset",
     "FileStream",
     "FilteredStream",
@@ -27,7 +28,10 @@ __all__ = [
     "StreamPlan",
     "StreamReader",
     "StreamRequest",
+    "first_states",
+    "is_indexed",
     "is_stream",
+    "length_or_none",
     "read_lines",
     "read_npy",
     "read_npz",

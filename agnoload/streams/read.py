@@ -23,6 +23,8 @@ from agnoload.worker_info import peek_worker_info
 
 FINISHING = 1 << 31
 """Added to the rank in the keys of the second step."""
+COLLATING = 1 << 30
+"""Added to it in the key of what puts the batch together."""
 
 
 class Begin(Protocol):

@@ -67,7 +67,8 @@ def _left(before: _Open, after: _Open) -> list[str]:
     left += [f"thread {thread.name}" for thread in after.threads - before.threads]
     allowed = before.descriptors + Counter({"socket": 2, "pipe": 4} if after.servers - before.servers else {})
     left += [f"{n} more of descriptor {kind}" for kind, n in sorted((after.descriptors - allowed).items())]
-    left += [f"/dev/shm/{name}" for name in sorted(after.shared_memory - before.shared_memory)]
+    files = after.shared_memory - before.shared_memory
+    left += [f"/dev/shm/{name}" for name in sorted(files - _used_by_others(files, after.processes))]
     return left
 
 
@@ -100,22 +101,20 @@ def _await_end(pid: int, deadline: float) -> None:
             os.close(fd)
 
 
-def _descendants() -> Iterator[_Process]:
-    children: dict[int, list[_Process]] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with suppress(OSError):
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-                parent = int(fields[1])
-                if fields[0] != "Z" or parent == os.getpid():
-                    process = _Process(int(entry.name), int(fields[19]), parent, command or f"state {fields[0]}")
-                    children.setdefault(parent, []).append(process)
-    found = children.pop(os.getpid(), [])
-    while found:
-        process = found.pop()
-        found += children.pop(process.pid, [])
-        yield process
+def _descendants(pid: int | str = "self") -> Iterator[_Process]:
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):
+            for child in children.read_text().split():
+                yield from _process(Path("/proc", child))
+                yield from _descendants(child)
+
+
+def _process(entry: Path) -> Iterator[_Process]:
+    with suppress(OSError):
+        state, parent, *fields = (entry / "stat").read_text().rpartition(")")[2].split()
+        command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+        if state != "Z" or int(parent) == os.getpid():  # the dead of others are theirs to collect
+            yield _Process(int(entry.name), int(fields[17]), int(parent), command or f"state {state}")
 
 
 def _descriptors() -> Counter[str]:
@@ -129,7 +128,19 @@ def _descriptors() -> Counter[str]:
 
 def _shared_memory(processes: set[_Process]) -> set[str]:
     """Files in `/dev/shm`, without those that bear the number of a living process that is not ours."""
-    ours = {process.pid for process in processes} | {os.getpid()}
-    others = {int(name) for name in os.listdir("/proc") if name.isdigit()} - ours
     names = os.listdir("/dev/shm") if os.path.isdir("/dev/shm") else []
+    ours = {process.pid for process in processes} | {os.getpid()}
+    others = {int(name) for name in os.listdir("/proc") if names and name.isdigit()} - ours
     return {name for name in names if not others & {int(number) for number in re.findall(r"\d{2,}", name)}}
+
+
+def _used_by_others(names: set[str], ours: set[_Process]) -> set[str]:
+    """Those of these files in `/dev/shm` that a process of another program has in its memory."""
+    own = {process.pid for process in ours} | {os.getpid()}
+    used: set[str] = set()
+    for entry in Path("/proc").iterdir() if names else ():
+        if entry.name.isdigit() and int(entry.name) not in own:
+            with suppress(OSError):
+                maps = (entry / "maps").read_text()
+                used |= {name for name in names if f"/dev/shm/{name}" in maps}
+    return used

@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -163,18 +163,22 @@ def _installed_by_hook(module: Any) -> bool:
 
 
 def _explain(error: Exception, parts: Mapping[str, Any], method: str) -> DatasetNotPicklable:
-    deadline = time.monotonic() + 0.5
-    path, culprit = "the loader", None
-    for name, part in parts.items():
-        if not _pickles(part):
-            path, culprit = _descend(name, part, deadline)
-            break
+    path, culprit = find_culprit(parts, _pickles)
     kind = f" ({type(culprit).__module__}.{type(culprit).__qualname__})" if culprit is not None else ""
     return DatasetNotPicklable(
         f"{path}{kind} cannot be sent to a worker process: {type(error).__name__}: {error}. With the start method "
         f"{method!r} everything that a worker uses must pickle: make this object in worker_init_fn or on first use in "
         "__getitem__, leave it out in __getstate__, or use worker_type='thread' or num_workers=0"
     )
+
+
+def find_culprit(parts: Mapping[str, Any], works: Callable[[Any], bool]) -> tuple[str, Any]:
+    """The path to what does not work by itself, as deep as it goes within half a second, and what lies there."""
+    deadline = time.monotonic() + 0.5
+    for name, part in parts.items():
+        if not works(part):
+            return _descend(name, part, works, deadline)
+    return "the loader", None
 
 
 def _pickles(value: Any) -> bool:
@@ -185,12 +189,12 @@ def _pickles(value: Any) -> bool:
     return True
 
 
-def _descend(path: str, value: Any, deadline: float) -> tuple[str, Any]:
-    """Follow the first child that does not pickle, as deep as it goes."""
+def _descend(path: str, value: Any, works: Callable[[Any], bool], deadline: float) -> tuple[str, Any]:
+    """Follow the first child that does not work, as deep as it goes."""
     seen = {id(value)}
     while time.monotonic() < deadline:
         for step, child in _children(value):
-            if id(child) not in seen and not _pickles(child):
+            if id(child) not in seen and not works(child):
                 path, value = path + step, child
                 seen.add(id(child))
                 break

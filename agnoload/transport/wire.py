@@ -45,10 +45,12 @@ class _Arrays:
 
     def reducer_override(self, value: Any) -> Any:
         if type(value) is not np.ndarray:
-            return NotImplemented
+            return byvalue.as_array(value)
         dtype = value.dtype
-        if dtype.hasobject or not value.nbytes:
+        if dtype.hasobject:
             return NotImplemented
+        if not value.nbytes:  # by itself NumPy would lose the byte order of dates
+            return np.empty, (value.shape, dtype)
         self.arrays += 1
         kind = dtype.char if dtype.isbuiltin == 1 else dtype
         memory = _WRITABLE if value.flags.writeable else _READ_ONLY

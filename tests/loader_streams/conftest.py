@@ -1,0 +1,87 @@
+"""A fork server that stays while a module is tested, and the streams of kit.py."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agnoload import DataLoader
+from agnoload.pools.start import release_server, use_server
+
+WORKERS = [(0, "process"), (1, "process"), (2, "process"), (3, "process"), (1, "thread"), (2, "thread"), (3, "thread")]
+
+
+class _User:
+    pass
+
+
+@pytest.fixture(scope="module", autouse=True)
+def server() -> Iterator[None]:
+    """Loaders of one module share a fork server, instead of starting one each."""
+    user = _User()
+    use_server(user)
+    yield
+    release_server(user)
+
+
+@pytest.fixture(scope="session")
+def kit() -> Iterator[ModuleType]:
+    """Streams in a module that no worker can import: it would import pytest along with a test's own module."""
+    name = "agnoload_loader_streams_kit"
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name("kit.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules[name]
+
+
+def plain(batch: Any) -> Any:
+    """A batch as lists and Python's own numbers, so that `==` compares it whole."""
+    if isinstance(batch, dict):
+        return {name: plain(value) for name, value in batch.items()}
+    if isinstance(batch, (list, tuple)):
+        return type(batch)(map(plain, batch))
+    return batch.tolist() if isinstance(batch, (np.ndarray, np.generic)) else batch
+
+
+@pytest.fixture(scope="session")
+def load() -> Any:
+    """`load(dataset, batch_size, **options)`: the batches of one epoch, or of `epochs`, as lists."""
+
+    def load_epochs(dataset: Any, batch_size: Any = 1, epochs: int = 1, **options: Any) -> list[Any]:
+        loader: Any = DataLoader(dataset, batch_size, **options)
+        return [plain(batch) for _ in range(epochs) for batch in loader]
+
+    return load_epochs
+
+
+@pytest.fixture(scope="session")
+def everyone() -> list[dict[str, Any]]:
+    """Options for each kind and number of workers; the first has none."""
+    return [{"num_workers": number, "worker_type": kind} for number, kind in WORKERS]
+
+
+@pytest.fixture(scope="session")
+def same_for_all(load: Any, everyone: Any) -> Any:
+    """The batches of a loader, after they were found to be the same for any workers.
+
+    `make()` gives the dataset: a stream that counts in itself must not be shared.
+    """
+
+    def compare(make: Any, batch_size: Any = 1, **options: Any) -> list[Any]:
+        expected = load(make(), batch_size, **options, **everyone[0])
+        for workers in everyone[1:]:
+            assert load(make(), batch_size, **options, **workers) == expected, workers
+        return expected  # type: ignore[no-any-return]
+
+    return compare

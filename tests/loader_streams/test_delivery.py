@@ -1,0 +1,438 @@
+"""Streams through a loader: each sample once, in one order, for any workers; sizes, lengths, ends."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import warnings
+
+import numpy as np
+import pytest
+
+from agnoload import AgnoloadWarning, ChainDataset, DataLoader, DatasetNotPicklable, IterableDataset, OptionError
+from agnoload.streams import is_stream
+
+
+def flat(batches):
+    return [value for batch in batches for value in batch]
+
+
+# ------------------------------------------------------------------------------------------------ C10: once
+
+
+def test_c10_a_stream_is_not_read_once_per_worker(kit, same_for_all):
+    assert same_for_all(lambda: kit.Count(8), 2) == [[0, 1], [2, 3], [4, 5], [6, 7]]
+
+
+def test_c10_a_stream_with_shards_comes_once_and_the_same_for_any_workers(kit, same_for_all):
+    batches = same_for_all(lambda: kit.Shards(8, 3), 2)
+    assert batches == [[0, 3], [1, 4], [2, 5], [6, 7]]
+
+
+def test_c10_more_workers_than_lanes_are_one_warning(kit, load):
+    with pytest.warns(AgnoloadWarning, match="3 lanes for 4 workers") as caught:
+        batches = load(kit.Shards(12, 3), 2, epochs=2, num_workers=4)
+    assert len(caught) == 1
+    assert sorted(flat(batches)) == sorted([*range(12), *range(12)])
+
+
+def test_c10_more_shards_than_lanes_run_through_the_lanes_one_after_the_other(kit, same_for_all):
+    batches = same_for_all(lambda: kit.Shards(24, 6, lanes=3), 2)
+    assert batches[:4] == [[0, 6], [1, 7], [2, 8], [12, 18]]  # lane 0 reads shards 0 and 3
+    assert batches[6:] == [[3, 9], [4, 10], [5, 11], [15, 21], [16, 22], [17, 23]]
+    assert sorted(flat(batches)) == list(range(24))
+
+
+def test_c10_a_stream_that_splits_itself_is_left_alone(kit, load, everyone):
+    for workers in everyone:
+        batches = load(kit.SelfSplitting(8), 2, **workers)
+        assert sorted(flat(batches)) == list(range(8)), workers
+    assert load(kit.SelfSplitting(8), 2, num_workers=2) == [[0, 2], [1, 3], [4, 6], [5, 7]]
+
+
+def test_c10_a_stream_split_by_worker_init_fn_is_left_alone(kit, load, everyone):
+    for workers in everyone:
+        init = kit.split_between if workers["num_workers"] else None
+        batches = load(kit.Between(0, 8), 2, worker_init_fn=init, **workers)
+        assert sorted(flat(batches)) == list(range(8)), workers
+
+
+def test_self_sharded_streams_with_uneven_shares_come_once_with_and_without_drop_last(kit, load, everyone):
+    for workers in everyone:
+        for drop_last in (False, True):
+            batches = load(kit.SelfSplitting(11), 2, drop_last=drop_last, epochs=2, **workers)
+            assert len(batches) == 2 * (5 if drop_last else 6), workers
+            for epoch in (batches[: len(batches) // 2], batches[len(batches) // 2 :]):
+                values = flat(epoch)
+                assert len(set(values)) == len(values) == (10 if drop_last else 11)
+                assert {len(batch) for batch in epoch[:5]} == {2}
+
+
+def test_streams_that_count_in_themselves_are_not_shared_by_threads(kit, same_for_all):
+    assert same_for_all(lambda: kit.Returned(10), 3, epochs=2) == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9]] * 2
+    assert same_for_all(lambda: kit.Resumable(10), 3, epochs=2) == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9]] * 2
+
+
+def test_threads_leave_the_users_own_stream_where_it_is(kit, load):
+    stream = kit.Resumable(10)
+    assert load(stream, 3, num_workers=2, worker_type="thread") == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9]]
+    assert stream.at == 0
+
+
+def test_threads_share_arrays_and_indexed_datasets_of_a_stream_but_not_the_rest(kit):
+    class Holder(IterableDataset):
+        def __init__(self):
+            self.array = np.arange(4)
+            self.rows = kit.Rows(4)
+            self.counts = []
+
+        def __iter__(self):
+            self.counts.append(1)
+            yield id(self.array), id(self.rows), id(self.counts), len(self.counts)
+
+    stream = Holder()
+    [(array, rows, counts, once)] = [
+        tuple(np.asarray(field).tolist()[0] for field in batch)
+        for batch in DataLoader(stream, 1, num_workers=2, worker_type="thread")
+    ]
+    assert (array, rows) == (id(stream.array), id(stream.rows))
+    assert counts != id(stream.counts)
+    assert once == 1
+    assert stream.counts == []
+
+
+def test_a_stream_that_threads_cannot_copy_is_refused_by_name(kit):
+    class Locked(kit.Count):
+        def __init__(self, n):
+            super().__init__(n)
+            self.parts = {"lock": threading.Lock()}
+
+    with pytest.raises(DatasetNotPicklable, match=r"dataset\.parts\['lock'\].*thread"):
+        iter(DataLoader(Locked(8), 2, num_workers=2, worker_type="thread"))
+    assert [batch.tolist() for batch in DataLoader(Locked(3), 2)] == [[0, 1], [2]]
+
+
+# ------------------------------------------------------------------------------------------------ C11: sizes
+
+
+@pytest.mark.parametrize(("drop_last", "sizes"), [(False, [4, 4, 2]), (True, [4, 4])])
+def test_c11_batches_are_cut_from_the_stream_and_not_per_worker(kit, same_for_all, drop_last, sizes):
+    batches = same_for_all(lambda: kit.Count(10, length=10), 4, drop_last=drop_last)
+    assert list(map(len, batches)) == sizes
+    assert flat(batches) == list(range(sum(sizes)))
+    assert len(DataLoader(kit.Count(10, length=10), 4, drop_last=drop_last)) == len(sizes)
+
+
+@pytest.mark.parametrize(("drop_last", "sizes"), [(False, [4, 4, 2]), (True, [4, 4])])
+def test_c11_with_shards_too(kit, same_for_all, drop_last, sizes):
+    batches = same_for_all(lambda: kit.Shards(10, 3), 4, drop_last=drop_last)
+    assert list(map(len, batches)) == sizes
+    assert len(set(flat(batches))) == sum(sizes)
+    assert len(DataLoader(kit.Shards(10, 3), 4, drop_last=drop_last)) == len(sizes)
+
+
+def test_c11_twelve_in_eights(kit, same_for_all):
+    assert list(map(len, same_for_all(lambda: kit.Count(12), 8))) == [8, 4]
+    batches = same_for_all(lambda: kit.Shards(12, 3), 8)
+    assert list(map(len, batches)) == [8, 4]
+    assert sorted(flat(batches)) == list(range(12))
+
+
+def test_the_rests_of_the_lanes_are_merged_in_the_order_of_the_lanes(kit, same_for_all):
+    batches = same_for_all(lambda: kit.Shards(14, 3), 3)
+    assert batches == [[0, 3, 6], [1, 4, 7], [2, 5, 8], [9, 12, 10], [13, 11]]
+    assert same_for_all(lambda: kit.Shards(14, 3), 3, drop_last=True) == batches[:4]
+
+
+def test_every_size_of_stream_shards_and_batch_comes_once_and_as_long_as_len_says(kit, load):
+    workers = itertools.cycle([{"num_workers": n, "worker_type": kind} for n in (0, 1, 2, 3) for kind in ("thread",)])
+    for n, shards, size, drop_last in itertools.product((0, 1, 5, 12), (1, 2, 3), (1, 4, 7), (False, True)):
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "the stream has . lanes", AgnoloadWarning)
+            batches = load(kit.Shards(n, shards), size, drop_last=drop_last, **next(workers))
+        assert len(batches) == len(DataLoader(kit.Shards(n, shards), size, drop_last=drop_last)), (n, shards, size)
+        values = flat(batches)
+        assert len(set(values)) == len(values) == (n - n % size if drop_last else n)
+
+
+def test_without_batching_samples_come_one_by_one(kit, same_for_all):
+    assert same_for_all(lambda: kit.Count(5, length=5), None) == [0, 1, 2, 3, 4]
+    assert sorted(same_for_all(lambda: kit.Shards(7, 3), None)) == list(range(7))
+    assert len(DataLoader(kit.Count(5, length=5), None)) == 5
+    assert type(next(iter(DataLoader(kit.Count(5), None)))) is int
+
+
+def test_an_empty_stream_gives_no_batch(kit, same_for_all):
+    assert same_for_all(lambda: kit.Count(0, length=0), 4) == []
+    assert same_for_all(lambda: kit.Shards(0, 3), 4) == []
+    assert same_for_all(lambda: kit.Count(10).filter(lambda value: value > 99), 4) == []
+
+
+def test_len_of_a_stream_without_a_length_is_a_type_error(kit):
+    for stream in (kit.Count(4), kit.Count(4, length=4).filter(kit.is_even)):
+        with pytest.raises(TypeError, match="length"):
+            len(DataLoader(stream, 2))
+
+
+# ------------------------------------------------------------------------------------------------ C45: lengths that lie
+
+
+@pytest.mark.parametrize("found", [6, 10])
+def test_c45_a_wrong_length_is_one_warning_with_both_numbers(kit, load, everyone, found):
+    for workers in everyone:
+        with pytest.warns(AgnoloadWarning, match=rf"8 samples.*gave {found}") as caught:
+            batches = load(kit.Count(found, length=8), 2, epochs=2, **workers)
+        assert flat(batches) == [*range(found), *range(found)], workers
+        assert len(caught) == 1
+
+
+def test_c45_no_warning_where_the_length_is_right_or_samples_were_left_out_on_purpose(kit, load):
+    load(kit.Count(8, length=8), 3)
+    load(kit.Count(8, length=8), 3, drop_last=True)
+    load(kit.Shards(8, 3), 3, drop_last=True, num_workers=2)
+    load(kit.Count(8, length=8).map(kit.fails_at_3_and_7), 3, on_error="skip")
+    for _ in DataLoader(kit.Count(8, length=8), 2):
+        break  # not read to its end
+
+
+# ------------------------------------------------------------------------------------------------ ranks
+
+
+def test_three_shards_over_four_workers_over_two_ranks_come_once(kit, load):
+    values = []
+    for rank in (0, 1):
+        with pytest.warns(AgnoloadWarning, match="lanes? for 4 workers"):
+            values += flat(load(kit.Shards(13, 3).split_by_rank(rank, 2), 2, num_workers=4))
+    assert sorted(values) == list(range(13))
+
+
+def test_samples_of_a_stream_without_shards_are_split_by_rank(kit, same_for_all):
+    shares = [same_for_all(lambda rank=rank: kit.Count(11).split_by_rank(rank, 3), 2) for rank in range(3)]
+    assert shares == [[[0, 3], [6, 9]], [[1, 4], [7, 10]], [[2, 5], [8]]]
+
+
+def test_ranks_are_found_in_the_environment(kit, same_for_all, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert same_for_all(lambda: kit.Count(8).split_by_rank(), 2) == [[1, 3], [5, 7]]
+    assert same_for_all(lambda: kit.Count(4), 2) == [[0, 1], [2, 3]]  # never split in silence
+
+
+@pytest.mark.parametrize(
+    ("uneven", "expected"),
+    [
+        ("keep", [[0, 2, 4], [1, 3]]),
+        ("stop", [[0, 2], [1, 3]]),
+        ("repeat", [[0, 2, 4], [1, 3, 0]]),
+    ],
+)
+def test_uneven_ranks_as_chosen(kit, same_for_all, uneven, expected):
+    found = [same_for_all(lambda rank=rank: kit.Count(5).split_by_rank(rank, 2, uneven), 4) for rank in (0, 1)]
+    assert [flat(batches) for batches in found] == expected
+
+
+def test_padded_ranks_come_with_a_mask(kit, same_for_all):
+    found = [same_for_all(lambda rank=rank: kit.Count(5).split_by_rank(rank, 2, "pad"), 4) for rank in (0, 1)]
+    assert found == [[([0, 2, 4], [True] * 3)], [([1, 3, 0], [True, True, False])]]
+
+
+def test_c08_ranks_draw_nothing_in_common_from_a_stream(kit, load, monkeypatch):
+    seen = {"own": [], "numpy": [], "python": []}
+    for rank in ("0", "1"):
+        monkeypatch.setenv("RANK", rank)
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        for batch in load(kit.Drawing(12), 4, seed=0, num_workers=2):
+            for source in seen:
+                seen[source] += batch[source]
+    for found in seen.values():
+        assert len(set(found)) == len(found) == 24
+
+
+def test_c08_ranks_that_split_a_stream_draw_what_one_rank_draws(kit, load):
+    whole = {}
+    for batch in load(kit.Count(12).map(kit.with_own_draw), 4, seed=0):
+        whole |= dict(zip(batch["value"], batch["own"], strict=True))
+    for rank in (0, 1, 2):
+        stream = kit.Count(12).split_by_rank(rank, 3).map(kit.with_own_draw)
+        for batch in load(stream, 2, seed=0, num_workers=2):
+            assert [whole[value] for value in batch["value"]] == batch["own"]
+
+
+# ------------------------------------------------------------------------------------------------ randomness
+
+
+def test_c07_draws_in_a_stream_are_the_same_for_any_processes(kit, load):
+    expected = load(kit.Drawing(13), 4, epochs=2, seed=5)
+    for options in ({"num_workers": n, "prefetch_factor": factor} for n in (1, 2, 3) for factor in (1, 4)):
+        assert load(kit.Drawing(13), 4, epochs=2, seed=5, **options) == expected, options
+    assert expected[0]["own"] != expected[4]["own"]
+    drawn = [draw for batch in expected for source in ("own", "numpy", "python") for draw in batch[source]]
+    assert len(set(drawn)) == len(drawn)
+
+
+def test_c07_draws_of_map_filter_shuffle_and_collate_are_the_same_for_any_processes(kit, load):
+    def make():
+        return kit.Count(40).filter(kit.is_even).shuffle(7).map(kit.with_draws)
+
+    expected = load(make(), 4, epochs=2, seed=5)
+    for workers in (1, 2, 3):
+        assert load(make(), 4, epochs=2, seed=5, num_workers=workers) == expected
+    sums = load(kit.Shards(20, 3), 4, seed=5, collate_fn=kit.summed)
+    for workers in (1, 2, 3):
+        assert load(kit.Shards(20, 3), 4, seed=5, collate_fn=kit.summed, num_workers=workers) == sums
+
+
+def test_c07_sample_rng_in_a_stream_is_exact_under_threads_too(kit, same_for_all):
+    batches = same_for_all(lambda: kit.Count(13).map(kit.with_own_draw), 4, epochs=2, seed=5)
+    sharded = same_for_all(lambda: kit.Shards(13, 3).map(kit.with_own_draw), 4, epochs=2, seed=5)
+    for found in (batches, sharded):
+        drawn = [draw for batch in found for draw in batch["own"]]
+        assert len(set(drawn)) == 26
+
+
+def test_the_numbers_of_collate_fn_are_none_that_a_sample_drew(kit, load):
+    def collate(samples):
+        return samples, kit.draws()
+
+    for stream in (kit.Drawing(8), kit.Count(8).map(kit.with_draws), kit.Shards(8, 3).map(kit.with_draws)):
+        for samples, drawn in load(stream, 3, seed=1, collate_fn=collate):
+            for source, number in drawn.items():
+                assert number not in [sample[source] for sample in samples]
+
+
+def test_a_stream_leaves_the_users_generators_alone(kit, load):
+    np.random.seed(3)
+    before = np.random.get_state()
+    load(kit.Drawing(8), 2)
+    after = np.random.get_state()
+    assert (before[1] == after[1]).all()
+    assert before[2:] == after[2:]
+
+
+# ------------------------------------------------------------------------------------------------ map, filter, chain
+
+
+def test_map_runs_only_for_the_samples_that_are_kept(kit, load, everyone, tmp_path):
+    for number, workers in enumerate(everyone):
+        log = tmp_path / str(number)
+        stream = kit.Count(24).map(kit.Marked(log)).split_by_rank(1, 2)
+        batches = load(stream, 2, **workers)
+        assert flat(batches) == list(range(10, 240, 20)), workers
+        assert log.stat().st_size == 12, workers
+
+
+def test_streams_made_of_streams_are_the_same_for_any_workers(kit, same_for_all):
+    assert flat(same_for_all(lambda: kit.Count(5) + kit.Count(3), 3)) == [0, 1, 2, 3, 4, 0, 1, 2]
+    chained = same_for_all(lambda: ChainDataset([kit.Shards(7, 2), kit.Shards(5, 2)]), 2)
+    assert sorted(flat(chained)) == sorted([*range(7), *range(5)])
+    found = same_for_all(lambda: kit.Count(30).filter(kit.is_third).map(kit.Marked(None)), 4)
+    assert found == [[0, 30, 60, 90], [120, 150, 180, 210], [240, 270]]
+
+
+# ------------------------------------------------------------------------------------------------ other libraries
+
+
+def test_torchs_kind_of_stream(kit, same_for_all):
+    assert is_stream(kit.Torchlike(3))
+    assert same_for_all(lambda: kit.Torchlike(7), 3) == [[0, 1, 2], [3, 4, 5], [6]]
+
+
+def test_hugging_faces_kind_of_stream(kit, same_for_all):
+    batches = same_for_all(lambda: kit.Hublike(16, 4), 3, epochs=2)
+    values = [value for batch in batches for value in batch["value"]]
+    assert sorted(values[:16]) == list(range(16))
+    assert values[:16] == values[16:]
+
+
+def test_anything_that_can_only_be_iterated_is_a_stream(kit, load):
+    assert load((value for value in range(5)), 2) == [[0, 1], [2, 3], [4]]
+    assert load({3, 1, 2}, 2, num_workers=2) == [[1, 2], [3]]
+
+
+# ------------------------------------------------------------------------------------------------ who reads, and when
+
+
+def test_get_worker_info_inside_functions_of_a_stream(kit, load, everyone):
+    for workers in everyone:
+        found = load(kit.Count(12).map(kit.facts), 2, epochs=2, **workers)
+        number = workers["num_workers"]
+        rows = [row for batch in found for row in zip(*batch, strict=True)]
+        assert [row[0] for row in rows] == [*range(12), *range(12)]
+        if not number:
+            assert {row[1:] for row in rows} == {(-1, 0, -1)}
+            continue
+        assert [row[3] for row in rows] == [0] * 12 + [1] * 12
+        assert {row[2] for row in rows} == {number}
+        assert [row[1] for row in rows[:12:2]] == [batch % number for batch in range(6)]
+
+
+def test_persistent_workers_begin_every_epoch_anew_and_tell_it_to_the_stream(kit, everyone, load):
+    for workers in everyone:
+        loader = DataLoader(kit.WithEpoch(), 2, persistent_workers=True, **workers)
+        with loader:
+            found = [[batch.tolist() for batch in loader] for _ in range(3)]
+            assert found == [[[0, 0], [0]], [[1, 1], [1]], [[2, 2], [2]]], workers
+            assert [batch.tolist() for batch in loader] == [[3, 3], [3]]
+
+
+def test_persistent_workers_stay_the_same_processes(kit):
+    loader = DataLoader(
+        kit.Count(8).map(lambda value: __import__("os").getpid()), 2, num_workers=2, persistent_workers=True
+    )
+    with loader:
+        first, second = ({batch.tolist()[0] for batch in loader} for _ in range(2))
+    assert first == second
+    assert len(first) == 2
+
+
+def test_persistent_workers_after_an_epoch_that_was_left_early(kit, load):
+    expected = load(kit.Drawing(20), 2, epochs=3, seed=1)
+    loader = DataLoader(kit.Drawing(20), 2, seed=1, num_workers=2, persistent_workers=True)
+    with loader:
+        for _ in zip(loader, range(3), strict=False):
+            pass
+        found = [{name: array.tolist() for name, array in batch.items()} for batch in loader]
+        assert found == expected[10:20]
+        for epoch in (1, 0):  # back, with readers that have gone past it
+            loader.set_epoch(epoch)
+            for place, batch in enumerate(loader):
+                assert batch["own"].tolist() == expected[10 * epoch + place]["own"]
+                if place == 4:
+                    break
+        loader.set_epoch(0)
+        found = [{name: array.tolist() for name, array in batch.items()} for batch in loader]
+        assert found == expected[:10]
+
+
+def test_out_of_order_each_batch_of_a_stream_comes_once(kit, load, everyone):
+    for workers in everyone:
+        for make in (lambda: kit.Count(23), lambda: kit.Shards(23, 3)):
+            expected = load(make(), 3)
+            found = load(make(), 3, in_order=False, **workers)
+            assert sorted(map(sorted, found)) == sorted(map(sorted, expected)), workers
+
+
+def test_out_of_order_a_slow_batch_of_a_stream_holds_up_nobody_else(kit):
+    """Batch 0 waits until the other worker's batches have been delivered."""
+    others, delivered = threading.Event(), []
+
+    def slow(value):
+        if value == 0:
+            assert others.wait(60)
+        return value
+
+    loader = DataLoader(kit.Count(8).map(slow), 1, num_workers=2, worker_type="thread", in_order=False)
+    for batch in loader:
+        delivered += batch.tolist()
+        if delivered == [1, 3]:
+            others.set()
+    assert delivered[:2] == [1, 3]
+    assert sorted(delivered) == list(range(8))
+
+
+def test_shuffle_and_samplers_are_refused_for_a_stream(kit):
+    with pytest.raises(OptionError, match=r"shuffle\(buffer_size\)"):
+        DataLoader(kit.Count(10), shuffle=True)
+    for name in ("sampler", "batch_sampler"):
+        with pytest.raises(OptionError, match=name):
+            DataLoader(kit.Count(10), **{name: [[0]]})
