@@ -106,7 +106,11 @@ class ConcatDataset(Dataset[T_co], Forwarding):
     ('c', 'e', [2, 5])
     """
 
-    def __init__(self, datasets: Iterable[Samples[T_co]]) -> None:
+    @overload
+    def __init__(self, datasets: Iterable[Samples[T_co]]) -> None: ...
+    @overload  # of different kinds
+    def __init__(self: ConcatDataset[Any], datasets: Iterable[Any]) -> None: ...
+    def __init__(self, datasets: Iterable[Any]) -> None:
         self.datasets: list[Any] = list(datasets)
         if not self.datasets:
             raise OptionError("ConcatDataset needs at least one dataset, got none")
