@@ -414,8 +414,9 @@ class _Globals:
         rewinder.rewind(context.seed, context.epoch, Purpose.GLOBALS, context.first, context.rank)
         context.made = None
         self._process.seed(rewinder.philox)
+        number = int(rewinder.philox.random_raw())  # one for all: who else is loaded here must change nothing
         for backend in self._backends:
-            backend.seed(int(rewinder.philox.random_raw()))
+            backend.seed(number)
 
 
 def _named(error: BaseException, request: Request) -> BaseException:

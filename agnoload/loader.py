@@ -421,10 +421,9 @@ class DataLoader(Generic[BatchT]):
                 f"the stream has {plan.lanes} lanes for {workers} workers: {workers - plan.lanes} of them have nothing "
                 "to do. Use fewer workers, or a stream with more shards (and `lanes`)"
             )
-        length = len(options.dataset) if hasattr(type(options.dataset), "__len__") else None
         return StreamedPlan(
-            place.epoch, self._seed, place, plan, options.drop_last, self._say_once, length
-        )  # fmt: skip
+            place.epoch, self._seed, place, plan, options.drop_last, self._say_once, _length(options.dataset)
+        )
 
     def _say_once(self, text: str) -> None:
         """A warning that a loader gives once."""
@@ -702,6 +701,14 @@ class _Choose:
         n = len(order)
         places = rng.permutation(n)[:count] if n <= count else rng.integers(n, size=count)
         return np.concatenate([order.take(place, place + 1) for place in places.tolist()])
+
+
+def _length(stream: Any) -> int | None:
+    """How many samples a stream says that it has, None if it does not."""
+    try:
+        return len(stream)
+    except TypeError:  # it has no length, or is made of streams that have none
+        return None
 
 
 def _outside() -> int:
