@@ -677,7 +677,7 @@ class DataLoader(Generic[SampleT, BatchT]):
             alone, first = _rate(lambda: twin, half)
             told = twin.stats()
         with self._twin(0) as twin:
-            plan = twin._plan(Place(twin.epoch))
+            plan = twin._plan(twin._epochs.begin())
             pool = InlinePool(_Again(twin._fetcher(isolated=False, plan=plan)))
             ceiling, _ = _rate(lambda: twin._iterator(plan, pool, None, sys.maxsize), half)
         found = Benchmark(alone, ceiling, first, told.samples / told.batches, told.verdict)

@@ -77,6 +77,16 @@ def test_the_loader_is_afterwards_what_it_was(options: dict[str, Any]) -> None:
     assert sorted(np.ravel([*np.ravel(first), *np.concatenate([np.ravel(b) for b in rest])]).tolist()) == [*range(20)]
 
 
+def test_an_epoch_that_a_sampler_was_asked_for_is_still_to_come() -> None:
+    sampler = agnoload.RandomSampler(range(20), seed=3)
+    sampler.set_epoch(5)
+    loader = agnoload.DataLoader(range(20), 4, sampler=sampler)
+    loader.benchmark(0.05)
+    twin = agnoload.RandomSampler(range(20), seed=3)
+    twin.set_epoch(5)
+    assert np.concatenate(list(loader)).tolist() == list(twin)
+
+
 def test_a_stream_can_be_measured_too(capsys: pytest.CaptureFixture[str]) -> None:
     found = agnoload.DataLoader(Count(), 5).benchmark(0.05)
     assert found.loader > 0
