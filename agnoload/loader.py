@@ -42,7 +42,7 @@ from agnoload.samplers.batch import set_epoch_inside
 from agnoload.samplers.sampler import SeededSampler, draw_from, effective_seed, is_transparent
 from agnoload.state import Place, capture, restore
 from agnoload.stats import Recorder, Stats, Timeline, size_of
-from agnoload.streams import StreamPlan, length_or_none, settle_ranks
+from agnoload.streams import StreamPlan, length_or_none, need_length, settle_ranks, split_of
 from agnoload.tolerance import Ceiling
 from agnoload.window import Window
 from agnoload.words import brief, name_of
@@ -264,7 +264,7 @@ class DataLoader(Generic[BatchT]):
         options = self._options
         if options.batch_sampler is not None:
             return len(options.batch_sampler)
-        total = len(options.dataset) if options.stream else len(self._sampler)
+        total = need_length(options.dataset) if options.stream else len(self._sampler)
         if options.batch_size is None:
             return total
         return total // options.batch_size if options.drop_last else -(-total // options.batch_size)
@@ -447,8 +447,9 @@ class DataLoader(Generic[BatchT]):
                 f"the stream has {plan.lanes} lanes for {workers} workers: {workers - plan.lanes} of them have nothing "
                 "to do. Use fewer workers, or a stream with more shards (and `lanes`)"
             )
+        length = None if split_of(options.dataset) else length_or_none(options.dataset)  # of a share it is worked out
         return StreamedPlan(
-            place.epoch, self._seed, place, plan, options.drop_last, self._say_once, length_or_none(options.dataset)
+            place.epoch, self._seed, place, plan, options.drop_last, self._say_once, length
         )  # fmt: skip
 
     def _say_once(self, text: str) -> None:

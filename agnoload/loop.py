@@ -98,6 +98,8 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
         self._stuck: Exception | None = None
         """What the sampler or the next epoch raised: due when all that was asked for before has been delivered."""
         self._yielded = 0
+        self._barren = False
+        """An epoch gave nothing: the one after it would not either."""
         self._since: float | None = None
         self._ends: dict[int, float] = {}
         self.progress = Progress(plan.epoch, plan.place)
@@ -206,7 +208,9 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
                     if self._to_issue is not None:
                         self._to_issue += 1
                     self._account(number)
+                    self._barren = self._barren or entry.plan.barren
                     continue
+                entry.plan.given += 1
                 return number, reply
             if not len(window):
                 if self._stuck is not None:
@@ -243,7 +247,7 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
     def _issue(self) -> None:
         """Submit requests while the window has room and there is something to ask for."""
         window = self._window
-        while window.room and self._to_issue != 0 and self._stuck is None:
+        while window.room and self._to_issue != 0 and self._stuck is None and not self._barren:
             try:
                 item = self._next_item()
             except Exception as error:
@@ -287,7 +291,7 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
             entry = entries.pop(first)
             entry.plan.outstanding -= 1
             progress.epoch = entry.plan.epoch
-            if entry.plan.exhausted and not entry.plan.outstanding:
+            if entry.plan.complete:
                 progress.place = Place(entry.plan.epoch + 1)
                 entry.plan.ended()
             else:

@@ -52,6 +52,8 @@ class Plan:
         self.number = 0
         self.outstanding = 0
         self.exhausted = False
+        self.given = 0
+        """How many of its batches have held samples."""
         self._ahead = dict(place.ahead)
         self._iterator = self._cuts(place.position)
         self._broken: Exception | None = None
@@ -75,6 +77,16 @@ class Plan:
             self.start = cut.reached
         self.exhausted = True
         return None
+
+    @property
+    def complete(self) -> bool:
+        """Whether all of it has been delivered."""
+        return self.exhausted and not self.outstanding
+
+    @property
+    def barren(self) -> bool:
+        """Whether the whole epoch is over and none of its batches has held a sample."""
+        return self.complete and not (self.given or self.resumed)
 
     def next(self) -> tuple[Cut, int] | None:
         """The next batch and its number in the epoch, or None at the end."""
@@ -223,8 +235,9 @@ class StreamedPlan(Plan):
         self._drop_last = drop_last
         self._warn = warn
         self._length = length
-        self._samples = 0
+        self._samples = place.position
         self._left_out = 0
+        self._ended = False
         super().__init__(epoch, seed, place)
         self.resumed = place.stream is not None
 
@@ -232,6 +245,10 @@ class StreamedPlan(Plan):
     def reader_start(self) -> dict[str, Any]:
         """What the readers of this epoch begin with."""
         return self._stream.start
+
+    @property
+    def complete(self) -> bool:
+        return self._stream.finished and not self._stream.rest()
 
     def _cuts(self, position: int) -> Iterator[Cut]:
         return iter(())
@@ -294,8 +311,9 @@ class StreamedPlan(Plan):
 
     def ended(self) -> None:
         """All has been delivered: compare with the length that the stream says it has."""
-        if self._length is None or self.resumed:
+        if self._length is None or self.resumed or self._ended:
             return
+        self._ended = True
         expected, found = self._length, self._samples + self._left_out
         if found != expected and not (self._drop_last and found <= expected and expected - found < self._stream_size()):
             self._warn(

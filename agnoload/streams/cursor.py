@@ -321,5 +321,5 @@ def length_or_none(thing: Any) -> int | None:
     """`len(thing)`, None if it has none."""
     try:
         return len(thing)
-    except TypeError:
+    except (TypeError, NotImplementedError):
         return None
