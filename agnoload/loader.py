@@ -44,7 +44,7 @@ from agnoload.samplers.basic import RandomSampler, SequentialSampler
 from agnoload.samplers.sampler import SeededSampler, effective_seed, is_transparent
 from agnoload.state import Place, capture, restore
 from agnoload.stats import Recorder, Stats, Timeline, size_of
-from agnoload.streams import StreamPlan, length_or_none, settle_ranks
+from agnoload.streams import StreamPlan, length_or_none, need_length, settle_ranks, split_of
 from agnoload.tolerance import Ceiling
 from agnoload.typed import (
     AnyOptions,
@@ -352,7 +352,7 @@ class DataLoader(Generic[SampleT, BatchT]):
         options = self._options
         if options.batch_sampler is not None:
             return len(options.batch_sampler)
-        total = len(options.dataset) if options.stream else len(self._sampler)
+        total = need_length(options.dataset) if options.stream else len(self._sampler)
         if options.batch_size is None:
             return total
         return total // options.batch_size if options.drop_last else -(-total // options.batch_size)
@@ -506,7 +506,7 @@ class DataLoader(Generic[SampleT, BatchT]):
                 f"the stream has {plan.lanes} lanes for {workers} workers: {workers - plan.lanes} of them have nothing "
                 "to do. Use fewer workers, or a stream with more shards (and `lanes`)"
             )
-        length = length_or_none(options.dataset)
+        length = None if split_of(options.dataset) else length_or_none(options.dataset)  # of a share it is worked out
         return StreamedPlan(place, plan, options.drop_last, self._say_once, length)
 
     def _say_once(self, text: str) -> None:

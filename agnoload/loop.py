@@ -140,6 +140,8 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
         self._stuck: Exception | None = None
         """What the sampler or the next epoch raised: due when all that was asked for before has been delivered."""
         self._yielded = 0
+        self._barren = False
+        """An epoch gave nothing: the one after it would not either."""
         self._since: float | None = None
         self._ends: dict[int, float] = {}
         self.progress = Progress(plan)
@@ -248,7 +250,9 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
                     if self._to_issue is not None:
                         self._to_issue += 1
                     self.progress.delivered(number)
+                    self._barren = self._barren or plan.barren
                     continue
+                plan.given += 1
                 return popped[0], reply
             if not wait and not (len(window) and pool.ready()):
                 return None
@@ -287,7 +291,7 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
     def _issue(self) -> None:
         """Submit requests while the window has room and there is something to ask for."""
         window = self._window
-        while window.room and self._to_issue != 0 and self._stuck is None:
+        while window.room and self._to_issue != 0 and self._stuck is None and not self._barren:
             try:
                 item = self._next_item()
             except Exception as error:
