@@ -87,3 +87,71 @@ def test_what_is_written_into_a_batch_does_not_reach_the_dataset(torch: Any) -> 
         for batch in DataLoader(dataset, 4, backend="torch"):
             (batch[0] if isinstance(batch, tuple) else batch).fill_(-1)
     assert x.tolist() == [*range(8)]
+
+
+# -- batches that are kept
+
+
+class Filled(agnoload.Dataset):
+    """Batch k of one sample holds k."""
+
+    def __len__(self) -> int:
+        return 200
+
+    def __getitem__(self, index: int) -> Any:
+        return {"x": np.full((16, 8), index, np.int32), "more": np.full(3, index, np.float32)}
+
+
+def through_numpy(batch: Any) -> Any:
+    return batch
+
+
+def as_slice(batch: Any) -> Any:
+    return batch["x"][0, 3:7, ::2]
+
+
+def from_numpy(batch: Any) -> Any:
+    return pytest.importorskip("torch").from_numpy(batch["x"])[0, 1]
+
+
+def from_dlpack(batch: Any) -> Any:
+    return pytest.importorskip("torch").from_dlpack(batch["x"])
+
+
+def jax_from_dlpack(batch: Any) -> Any:
+    return pytest.importorskip("jax").numpy.from_dlpack(batch["x"])
+
+
+def leaves(value: Any) -> list[Any]:
+    return list(value.values()) if isinstance(value, dict) else [value]
+
+
+WAYS = {
+    "numpy": [through_numpy, as_slice, from_numpy, from_dlpack, jax_from_dlpack],
+    "torch": [through_numpy, as_slice],
+    "jax": [through_numpy],
+}
+
+
+@pytest.mark.parametrize("backend", WAYS)
+def test_c05_batches_that_are_kept_stay_and_their_slots_come_free_with_the_last_view(backend: str) -> None:
+    if backend != "numpy":
+        pytest.importorskip(backend)
+    with DataLoader(Filled(), num_workers=2, persistent_workers=True, backend=backend) as loader:
+        for way in WAYS[backend]:
+            kept = [way(batch) for batch in loader]
+            arena = loader._idle._pool.arena  # type: ignore[union-attr]
+            assert arena.lent == 200
+            for number, value in enumerate(kept):
+                assert all((np.asarray(leaf) == number).all() for leaf in leaves(value)), (way, number)
+            del value
+            kept[10:] = []
+            assert arena.lent == 10
+            for number, again in enumerate(loader):  # into the memory that has come free
+                assert (np.asarray(again["x"]) == number).all()
+            del again
+            assert all((np.asarray(leaf) == 3).all() for leaf in leaves(kept[3]))
+            kept.clear()
+            assert arena.lent == 0
+            arena.trim()
+            assert len(arena._free) + len(arena._cold) == arena._next - arena._reserved
