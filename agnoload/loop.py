@@ -73,12 +73,8 @@ class Progress:
             delivered.remove(first)
             self._plan, self._cut = entries.pop(first)
             self._plan.outstanding -= 1
-            if self._at_end:
+            if self._plan.complete:
                 self._plan.ended()
-
-    @property
-    def _at_end(self) -> bool:
-        return self._plan.exhausted and not self._plan.outstanding
 
     @property
     def epoch(self) -> int:
@@ -88,7 +84,7 @@ class Progress:
     @property
     def place(self) -> Place:
         """Where the data that was yielded ends."""
-        if self._at_end:
+        if self._plan.complete:
             return self._plan.end()
         entries = [self._open[number] for number in self._delivered]
         return self._plan.place_after(self._cut, [cut for plan, cut in entries if plan is self._plan])

@@ -51,12 +51,8 @@ class Plan:
         self.resumed = place.position > 0 or bool(place.ahead)
         self.outstanding = 0
         self.exhausted = False
-<<<<<<< HEAD
-=======
         self.given = 0
         """How many of its batches have held samples."""
-        self._ahead = dict(place.ahead)
->>>>>>> cases
         self._iterator = self._cuts(place.position)
         self._broken: Exception | None = None
         self._next = self._pull()
@@ -73,7 +69,6 @@ class Plan:
         self.exhausted = True
         return None
 
-<<<<<<< HEAD
     def _was_delivered(self, cut: Cut) -> bool:
         for start, stop in self.place.ahead:
             if start <= cut.start and cut.reached <= stop:
@@ -84,7 +79,7 @@ class Plan:
                     f"were delivered, this loader's batch holds {cut.start} to {cut.reached - 1}"
                 )
         return False
-=======
+
     @property
     def complete(self) -> bool:
         """Whether all of it has been delivered."""
@@ -94,7 +89,6 @@ class Plan:
     def barren(self) -> bool:
         """Whether the whole epoch is over and none of its batches has held a sample."""
         return self.complete and not (self.given or self.resumed)
->>>>>>> cases
 
     def next(self) -> tuple[Cut, int] | None:
         """The next batch and its number in the epoch, or None at the end."""
@@ -231,17 +225,11 @@ class StreamedPlan(Plan):
         self._drop_last = drop_last
         self._warn = warn
         self._length = length
-<<<<<<< HEAD
         self._sizes: dict[Cut, int] = {}
         self._samples = place.position
         self._left_out = 0
-        super().__init__(place)
-=======
-        self._samples = place.position
-        self._left_out = 0
         self._ended = False
-        super().__init__(epoch, seed, place)
->>>>>>> cases
+        super().__init__(place)
         self.resumed = place.stream is not None
 
     @property
