@@ -76,11 +76,7 @@ def sources(kit, n=500, m=40):
 
 
 def streams(kit, n=500, m=40):
-    return [kit.Count(n), kit.Count(m).map(negative)]
-
-
-def negative(value):
-    return -1 - value
+    return [kit.Count(n), kit.Count(m).map(kit.negative)]
 
 
 @pytest.mark.parametrize("make", [sources, streams])
