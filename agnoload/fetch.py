@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,10 +12,11 @@ from agnoload import plugins, seeding
 from agnoload.collate import collate, default_convert, install_registry, registry_snapshot
 from agnoload.datasets import Batch, gather_of, getitems_of
 from agnoload.errors import CollateError, OptionError, SampleStopped
+from agnoload.generators import RequestGenerators
 from agnoload.messages import EMPTY, Failure, Reply, Request
 from agnoload.plan import REST, Told
-from agnoload.protocols import Backend, Empty, IndexArray
-from agnoload.seeding import ProcessGenerators, Purpose, Rewinder, SampleContext
+from agnoload.protocols import Empty, IndexArray
+from agnoload.seeding import Purpose, Rewinder, SampleContext
 from agnoload.streams import COLLATING, StreamReader, first_states, is_indexed
 from agnoload.tolerance import Retry
 from agnoload.transport.copies import Copies
@@ -24,8 +25,8 @@ from agnoload.worker_info import WorkerInfo, set_worker_info
 REPLACEMENTS = 100
 """How many other samples `on_error="replace"` tries for one bad one."""
 
-Choose = Callable[[int, np.random.Generator, int], IndexArray]
-"""(epoch, generator, count) to indices of that epoch, at random: where replacements come from."""
+Choose = Callable[[int, int, np.random.Generator, int], IndexArray]
+"""(seed, epoch, generator, count) to indices of that epoch, at random: where replacements come from."""
 
 
 class Fetcher:
@@ -81,7 +82,8 @@ class Fetcher:
         """What does not travel: made again in each worker."""
         self._rewinder = Rewinder()
         self._context = SampleContext(self._rewinder)
-        self._globals = _Globals(self._context, restore=not self._isolated, leave=self._threaded)
+        roots = {"dataset": self.dataset, "collate_fn": self.collate_fn}
+        self._generators = RequestGenerators(self._context, roots, own=self._isolated, shared=self._threaded)
         self._reader: StreamReader | None = None
         self._read = (-1, -1)  # epoch and batch that the reader was asked for last
         self._getitems = None if self._stream else getitems_of(self.dataset)
@@ -92,7 +94,7 @@ class Fetcher:
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
-        for name in ("_rewinder", "_context", "_globals", "_reader", "_getitems", "_gather", "_info", "_copies"):
+        for name in ("_rewinder", "_context", "_generators", "_reader", "_getitems", "_gather", "_info", "_copies"):
             del state[name]
         return state
 
@@ -144,19 +146,21 @@ class Fetcher:
         context = self._context
         context.at(request.seed, request.epoch, request.first, request.stride, request.rank)
         if self._info is not None:
-            self._info.epoch = request.epoch
+            self._info.epoch, self._info.seed = request.epoch, request.seed
         if self._gather is not None:
             return self._gathered(request, empty, started)
-        with seeding.use(context), self._globals:
+        with seeding.use(context), self._generators:
             try:
-                if self._stream:
-                    return self._streamed(request, empty, started)
-                return self._mapped(request, empty, started)
+                reply = (self._streamed if self._stream else self._mapped)(request, empty, started)
             except (Exception, GeneratorExit) as error:
-                return self._failed(request, error, started)
+                reply = self._failed(request, error, started)
             except BaseException as error:  # it ends the loop, here or, sent on by the worker, in the user's process
                 _named(error, request)
                 raise
+        if notices := self._generators.notices:
+            reply = reply._replace(extras={**(reply.extras or {}), "notices": notices[:]})
+            notices.clear()
+        return reply
 
     def _gathered(self, request: Request, empty: Empty, started: float) -> Reply:
         try:
@@ -228,13 +232,13 @@ class Fetcher:
         """`load` with further tries; each of them draws the same random numbers."""
 
         def loaded(key: Any) -> Any:
-            self._globals.mark()
+            self._generators.mark()
             for pause in retry.pauses:
                 try:
                     return load(key)
                 except retry.errors:
                     time.sleep(pause)
-                    self._globals.back()
+                    self._generators.back()
             return load(key)
 
         return loaded
@@ -245,7 +249,7 @@ class Fetcher:
             try:
                 return self._many(keys, request), keys, []
             except Exception:
-                self._globals.back_to_start()  # one by one, as if nothing had been tried
+                self._generators.seed()  # one by one, as if nothing had been tried
         load = self.dataset.__getitem__ if self._retry is None else self._again(self.dataset.__getitem__, self._retry)
         samples, kept, failures = [], [], []
         for item, key in enumerate(keys):
@@ -282,7 +286,8 @@ class Fetcher:
         position = context.first + item * context.stride
         rng = seeding.generator(request.seed, request.epoch, Purpose.REPLACE, position, request.rank)
         if self._choose is not None:
-            candidates = list(dict.fromkeys(self._choose(request.epoch, rng, REPLACEMENTS).tolist()))
+            chosen = self._choose(request.seed, request.epoch, rng, REPLACEMENTS)
+            candidates = list(dict.fromkeys(chosen.tolist()))
         else:
             candidates = [keys[place] for place in rng.permutation(len(keys))[:REPLACEMENTS] if place != item]
         for key in candidates:
@@ -362,8 +367,7 @@ class Fetcher:
     def _begin_batch(self, first: int, stride: int, rank: int) -> None:
         context = self._context
         context.at(context.seed, context.epoch, first, stride, rank)
-        if not self._threaded:
-            self._globals.seed()
+        self._generators.seed()
 
     def _sample_failed(self, error: Exception, position: int) -> bool:
         """Whether to leave a sample of a stream out; another one cannot be asked for."""
@@ -376,69 +380,6 @@ class Fetcher:
         elif action != "raise":
             raise OptionError(f"on_error must return 'raise' or 'skip', got {action!r}") from error
         return False
-
-
-class _Globals:
-    """The process-wide generators as one request's own: seeded from its key, and put back where they are the user's.
-
-    Under threads they belong to all threads at once, and are left alone.
-    """
-
-    def __init__(self, context: SampleContext, restore: bool, leave: bool) -> None:
-        self._context = context
-        self._restore = restore
-        self._leave = leave
-        self._process = ProcessGenerators()
-        self._marked = ProcessGenerators()
-        self._backends: Sequence[Backend] = ()
-        self._states: list[Any] = []
-        self._marks: list[Any] = []
-
-    def __enter__(self) -> None:
-        if self._leave:
-            return
-        self._backends = plugins.loaded_backends()
-        if self._restore:
-            self._process.save()
-            self._states = [backend.rng_state() for backend in self._backends]
-        self.seed()
-
-    def __exit__(self, *_: object) -> None:
-        if self._restore and not self._leave:
-            self._process.restore()
-            for backend, state in zip(self._backends, self._states, strict=True):
-                backend.set_rng_state(state)
-
-    def mark(self) -> None:
-        """Remember where all generators stand, for `back`."""
-        if not self._leave:
-            self._marked.save()
-            self._marks = [backend.rng_state() for backend in self._backends]
-
-    def back(self) -> None:
-        """Let the sample that is loaded draw again what it has drawn since `mark`."""
-        self._context.made = None
-        if not self._leave:
-            self._marked.restore()
-            self._marked.save()
-            for backend, state in zip(self._backends, self._marks, strict=True):
-                backend.set_rng_state(state)
-
-    def back_to_start(self) -> None:
-        """Let the request draw again what it has drawn."""
-        self._context.made = None
-        if not self._leave:
-            self.seed()
-
-    def seed(self) -> None:
-        """Seed everything from the key of the request's first sample."""
-        context = self._context
-        rewinder = context.rewinder
-        rewinder.rewind(context.seed, context.epoch, Purpose.GLOBALS, context.first, context.rank)
-        context.made = None
-        self._process.seed(rewinder.philox)
-        for backend in self._backends:
-            backend.seed(int(rewinder.philox.random_raw()))
 
 
 def _named(error: BaseException, request: Request) -> BaseException:

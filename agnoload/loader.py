@@ -11,26 +11,29 @@ import dataclasses
 import os
 import sys
 import time
-import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from functools import partial
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, Self, TypeVar, Unpack, overload
 
 import numpy as np
+from numpy.typing import NDArray
 
-from agnoload import plugins, seeding
+from agnoload import plugins
 from agnoload.auto import ENOUGH, Choice, adjusted, choose_for_stream, choose_workers
 from agnoload.cores import usable_cores, usable_memory
 from agnoload.datasets import find_caches, find_large_lists
-from agnoload.errors import AgnoloadWarning, DatasetNotPicklable, OptionError, StateError
+from agnoload.epochs import Epochs
+from agnoload.errors import DatasetNotPicklable, OptionError, warn
 from agnoload.fetch import Fetcher
+from agnoload.foreign import ForeignPlan, Stranger
+from agnoload.generators import Watch
 from agnoload.journal import Journal
-from agnoload.loop import PLACED_AHEAD, LoaderIterator, Progress
+from agnoload.loop import PLACED_AHEAD, LoaderIterator
 from agnoload.messages import Reply, Request
 from agnoload.options import check_options
-from agnoload.plan import BatchPlan, ForeignPlan, OrderPlan, Plan, StreamedPlan
+from agnoload.plan import BatchPlan, OrderPlan, Plan, StreamedPlan
 from agnoload.pools.inline import InlinePool
 from agnoload.pools.processes import ProcessPool
 from agnoload.pools.start import release_server, use_server
@@ -38,22 +41,43 @@ from agnoload.pools.threads import ThreadPool
 from agnoload.protocols import Backend, Empty, Fetch, IndexArray, Pool
 from agnoload.ranks import rank_and_world
 from agnoload.samplers.basic import RandomSampler, SequentialSampler
-from agnoload.samplers.batch import set_epoch_inside
-from agnoload.samplers.sampler import SeededSampler, draw_from, effective_seed, is_transparent
+from agnoload.samplers.sampler import SeededSampler, effective_seed, is_transparent
 from agnoload.state import Place, capture, restore
 from agnoload.stats import Recorder, Stats, Timeline, size_of
 from agnoload.streams import StreamPlan, length_or_none, need_length, settle_ranks, split_of
 from agnoload.tolerance import Ceiling
+from agnoload.typed import (
+    AnyOptions,
+    Array,
+    B,
+    FieldsT,
+    K,
+    KeywordOptions,
+    LeafT,
+    LeavesT,
+    NamedT,
+    NumberT,
+    NumpyOptions,
+    Options,
+    PairT,
+    S,
+    ScalarT,
+    Source,
+    TextT,
+    TupleT,
+    Unsaid,
+)
 from agnoload.window import Window
 from agnoload.words import brief, name_of
 
+SampleT = TypeVar("SampleT")
 BatchT = TypeVar("BatchT")
 
 PROBE_PATIENCE = 10.0
 """Seconds after which a probe for `num_workers="auto"` is given up."""
 
 
-class DataLoader(Generic[BatchT]):
+class DataLoader(Generic[SampleT, BatchT]):
     """Loads batches from a dataset, in this process or through workers; iterate it once an epoch.
 
     Parameters have torch's names and meanings, plus:
@@ -84,6 +108,77 @@ class DataLoader(Generic[BatchT]):
     3
     """
 
+    # fmt: off
+    # What a batch is, by the type of a sample: see `typed.py`.
+    @overload
+    def __init__(self: DataLoader[S, B], dataset: Source[S],
+                 batch_size: int = 1, shuffle: bool | None = None, *, collate_fn: Callable[[list[S]], B],
+                 backend: Literal["numpy"] = ..., **options: Unpack[Options]) -> None: ...
+    @overload
+    def __init__(self: DataLoader[S, B], dataset: Source[S],
+                 batch_size: None, shuffle: bool | None = None, *, collate_fn: Callable[[S], B],
+                 backend: Literal["numpy"] = ..., **options: Unpack[Options]) -> None: ...
+    @overload
+    def __init__(self: DataLoader[S, Any], dataset: Source[S],
+                 batch_size: int | None = 1, shuffle: bool | None = None, *, collate_fn: Callable[[Any], Any],
+                 backend: str | Backend, **options: Unpack[Options]) -> None: ...
+    @overload
+    def __init__(self: DataLoader[Any, NDArray[ScalarT]], dataset: NDArray[ScalarT],
+                 batch_size: int = 1, shuffle: bool | None = None, **options: Unpack[NumpyOptions]) -> None: ...
+    @overload
+    def __init__(self: DataLoader[Any, Any], dataset: Source[Unsaid],
+                 batch_size: int | None = 1, shuffle: bool | None = None, **options: Unpack[AnyOptions]) -> None: ...
+    @overload
+    def __init__(self: DataLoader[S, S], dataset: Source[S],
+                 batch_size: None, shuffle: bool | None = None, **options: Unpack[NumpyOptions]) -> None: ...
+    @overload
+    def __init__(self: DataLoader[NDArray[ScalarT], NDArray[ScalarT]], dataset: Source[NDArray[ScalarT]],
+                 batch_size: int = 1, shuffle: bool | None = None, **options: Unpack[NumpyOptions]) -> None: ...
+    @overload
+    def __init__(self: DataLoader[NumberT, Array], dataset: Source[NumberT],
+                 batch_size: int = 1, shuffle: bool | None = None, **options: Unpack[NumpyOptions]) -> None: ...
+    @overload
+    def __init__(self: DataLoader[TextT, list[TextT]], dataset: Source[TextT],
+                 batch_size: int = 1, shuffle: bool | None = None, **options: Unpack[AnyOptions]) -> None: ...
+    @overload
+    def __init__(self: DataLoader[NamedT, Any], dataset: Source[NamedT],
+                 batch_size: int = 1, shuffle: bool | None = None, **options: Unpack[AnyOptions]) -> None: ...
+    @overload
+    def __init__(self: DataLoader[tuple[Any, ...], tuple[Any, ...]], dataset: Source[tuple[Unsaid, ...]],
+                 batch_size: int = 1, shuffle: bool | None = None, **options: Unpack[AnyOptions]) -> None: ...
+    @overload
+    def __init__(self: DataLoader[PairT, tuple[Array, Array]], dataset: Source[PairT],
+                 batch_size: int = 1, shuffle: bool | None = None, **options: Unpack[NumpyOptions]) -> None: ...
+    @overload
+    def __init__(self: DataLoader[LeavesT, tuple[Array, ...]], dataset: Source[LeavesT],
+                 batch_size: int = 1, shuffle: bool | None = None, **options: Unpack[NumpyOptions]) -> None: ...
+    @overload
+    def __init__(self: DataLoader[TupleT, tuple[Any, ...]], dataset: Source[TupleT],
+                 batch_size: int = 1, shuffle: bool | None = None, **options: Unpack[AnyOptions]) -> None: ...
+    @overload
+    def __init__(self: DataLoader[dict[K, Any], dict[K, Any]], dataset: Source[dict[K, Unsaid]],
+                 batch_size: int = 1, shuffle: bool | None = None, **options: Unpack[AnyOptions]) -> None: ...
+    @overload
+    def __init__(self: DataLoader[dict[K, LeafT], dict[K, Array]], dataset: Source[dict[K, LeafT]],
+                 batch_size: int = 1, shuffle: bool | None = None, **options: Unpack[NumpyOptions]) -> None: ...
+    @overload
+    def __init__(self: DataLoader[dict[K, S], dict[K, Any]], dataset: Source[dict[K, S]],
+                 batch_size: int = 1, shuffle: bool | None = None, **options: Unpack[AnyOptions]) -> None: ...
+    @overload
+    def __init__(self: DataLoader[FieldsT, dict[str, Any]], dataset: Source[FieldsT],
+                 batch_size: int = 1, shuffle: bool | None = None, **options: Unpack[AnyOptions]) -> None: ...
+    @overload
+    def __init__(self: DataLoader[S, Any], dataset: Source[S],
+                 batch_size: int | None = 1, shuffle: bool | None = None, **options: Unpack[AnyOptions]) -> None: ...
+    @overload  # more by position than people do
+    def __init__(
+        self: DataLoader[Any, Any], dataset: Any, batch_size: int | None, shuffle: bool | None, sampler: Any, /,
+        batch_sampler: Any = None, num_workers: int | Literal["auto"] = 0,
+        collate_fn: Callable[[Any], Any] | None = None, pin_memory: bool = False, drop_last: bool = False,
+        timeout: float = 0, worker_init_fn: Callable[[int], object] | None = None, multiprocessing_context: Any = None,
+        generator: Any = None, *, backend: str | Backend = ..., **options: Unpack[KeywordOptions],
+    ) -> None: ...
+    # fmt: on
     def __init__(
         self,
         dataset: Any,
@@ -91,12 +186,12 @@ class DataLoader(Generic[BatchT]):
         shuffle: bool | None = None,
         sampler: Any = None,
         batch_sampler: Any = None,
-        num_workers: Any = 0,
-        collate_fn: Callable[[list[Any]], BatchT] | None = None,
+        num_workers: int | Literal["auto"] = 0,
+        collate_fn: Callable[[Any], Any] | None = None,
         pin_memory: bool = False,
         drop_last: bool = False,
         timeout: float = 0,
-        worker_init_fn: Callable[[int], None] | None = None,
+        worker_init_fn: Callable[[int], object] | None = None,
         multiprocessing_context: Any = None,
         generator: Any = None,
         *,
@@ -107,8 +202,8 @@ class DataLoader(Generic[BatchT]):
         backend: str | Backend = "numpy",
         device: Any = None,
         seed: int | None = None,
-        worker_type: str = "process",
-        on_error: Any = "raise",
+        worker_type: Literal["process", "thread"] = "process",
+        on_error: Literal["raise", "skip", "replace"] | Callable[[Exception, Any], str] = "raise",
         max_worker_restarts: int = 0,
         retry: Any = None,
         max_failed: int | float | None = None,
@@ -123,22 +218,20 @@ class DataLoader(Generic[BatchT]):
         )  # fmt: skip
         self._backend = plugins.get_backend(backend)
         self._place_on = self._backend.check(device, options.pin_memory)
-        self._rank, self._world_size = rank_and_world(self._backend.world())
-        self._sampler = self._make_sampler()
-        self._generator = options.generator
-        self._given_seed = options.seed
-        self._seed = seeding.draw_seed() if options.seed is None else options.seed
-        self._seeded = options.generator is None
+        world = plugins.rank_and_world(self._backend)
+        self._sampler = self._make_sampler(world)
+        self._stranger = Stranger(self._sampler)
+        self._rank, self._world_size = self._stranger.share() or rank_and_world(world)
         self._warned = False
         self._said: set[str] = set()
         self._choice: Choice | None = None
-        self._settle(0)
+        self._settle(Epochs(self._stranger, options.seed, options.generator))
 
-    def _settle(self, epoch: int) -> None:
+    def _settle(self, epochs: Epochs) -> None:
         """Be a loader that has not been iterated yet."""
-        self._epoch = epoch
-        self._resume: Place | None = None
-        self._progress: Progress | None = None
+        self._epochs = epochs
+        self._restored: Plan | None = None
+        self._worker_seed: int | None = None
         self._iterators: weakref.WeakSet[LoaderIterator[Any]] = weakref.WeakSet()
         self._idle = _Idle()
         weakref.finalize(self, _Idle.close, self._idle)
@@ -183,7 +276,7 @@ class DataLoader(Generic[BatchT]):
         return self._options.batch_sampler
 
     @property
-    def collate_fn(self) -> Callable[[list[Any]], BatchT] | None:
+    def collate_fn(self) -> Callable[[list[SampleT]], BatchT] | None:
         """The function that makes a batch of samples; None for the default."""
         return self._options.collate_fn
 
@@ -198,7 +291,7 @@ class DataLoader(Generic[BatchT]):
         return self._options.timeout or 0
 
     @property
-    def worker_init_fn(self) -> Callable[[int], None] | None:
+    def worker_init_fn(self) -> Callable[[int], object] | None:
         """What each worker calls with its number before its first sample."""
         return self._options.worker_init_fn
 
@@ -210,7 +303,7 @@ class DataLoader(Generic[BatchT]):
     @property
     def generator(self) -> Any:
         """The generator that gives a seed for each epoch, or None."""
-        return self._generator
+        return self._options.generator
 
     @property
     def prefetch_factor(self) -> int:
@@ -240,24 +333,19 @@ class DataLoader(Generic[BatchT]):
     @property
     def seed(self) -> int:
         """The seed that order and samples follow from; with `generator`, that of the epoch begun last."""
-        return self._seed
+        return self._epochs.place.seeds.samples
 
     @property
     def epoch(self) -> int:
         """The epoch that the next `iter` begins, or that is running."""
-        return self._place().epoch
+        return self._epochs.place.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Make the next `iter` begin this epoch; not needed for epochs to differ."""
-        self._epoch = seeding.check_seed(epoch, "epoch")
-        self._progress = None
-        self._resume = None
+        """Make the next `iter` begin this epoch; not needed for epochs to differ.
 
-    def _place(self) -> Place:
-        """Where the data that was yielded ends."""
-        if self._resume is not None:
-            return self._resume
-        return self._progress.place if self._progress is not None else Place(self._epoch)
+        A state that was restored within that very epoch stays in force.
+        """
+        self._epochs.set_epoch(epoch)
 
     def __len__(self) -> int:
         """The number of batches of an epoch; `TypeError` where dataset or sampler has no length."""
@@ -295,7 +383,7 @@ class DataLoader(Generic[BatchT]):
             words.append(f"backend={self._backend.name!r}")
         if options.device is not None:
             words.append(f"device={options.device!r}")
-        words.append(f"seed={self._seed}")
+        words.append(f"seed={self.seed}" if options.generator is None else f"generator={options.generator!r}")
         with suppress(TypeError):
             words.append(f"{len(self)} batches")
         return f"DataLoader({', '.join(words)}, epoch {self.epoch})"
@@ -317,10 +405,12 @@ class DataLoader(Generic[BatchT]):
 
     def _iterate(self, limit: int | None) -> LoaderIterator[BatchT]:
         self._adjust_workers()
-        place = self._begin()
-        plan = self._plan(place)
+        place = self._epochs.begin()
+        plan, self._restored = self._restored, None
+        if plan is None or plan.place != place:
+            plan = self._plan(place)
         if plan.exhausted and plan.resumed:  # a state of the very end: the next epoch begins
-            plan = self._plan(Place(place.epoch + 1))
+            plan = self._next_plan(plan.end())
         pool, release = self._open_pool(plan)
         return self._iterator(plan, pool, release, limit)
 
@@ -332,6 +422,7 @@ class DataLoader(Generic[BatchT]):
                 plan,
                 pool,
                 next_plan=self._next_plan,
+                say=self._say_once,
                 limit=limit,
                 window=Window(self._window(), self._options.in_order),
                 timeout=self._options.timeout,
@@ -345,49 +436,24 @@ class DataLoader(Generic[BatchT]):
         except BaseException:
             pool.close()
             raise
-        self._progress = iterator.progress
+        self._epochs.began(iterator.progress)
         self._iterators.add(iterator)
         return iterator
 
-    def _begin(self) -> Place:
-        """Where the next iterator starts."""
-        if self._resume is not None:
-            place, self._resume = self._resume, None
-            return place
-        if self._progress is not None:
-            self._epoch = self._progress.epoch + 1
-        if isinstance(self._sampler, SeededSampler) and (asked := self._sampler.pop_epoch()) is not None:
-            self._epoch = asked
-        self._draw()
-        return Place(self._epoch)
-
-    def _draw(self) -> None:
-        """With a generator each epoch has a seed of its own."""
-        if self._generator is not None:
-            seed = draw_from(self._generator)
-            if seed is None:
-                seed = plugins.seed_from(self._generator)
-            if seed is None:
-                raise OptionError(
-                    "generator must be a numpy.random.Generator or a generator of an installed backend's framework, "
-                    f"got {type(self._generator).__qualname__}"
-                )
-            self._seed = seed
-
-    def _next_plan(self, epoch: int) -> Plan:
-        self._draw()
-        return self._plan(Place(epoch))
+    def _next_plan(self, place: Place) -> Plan:
+        """The next epoch, where the one before has ended here: a sampler with a state stands there already."""
+        return self._plan(self._epochs.following(place._replace(sampler=None)))
 
     def _window(self) -> int:
         return max(self.num_workers * self._options.prefetch_factor, 1)
 
     # ------------------------------------------------------------------------------------------------ assembly
 
-    def _make_sampler(self) -> Any:
+    def _make_sampler(self, world: tuple[int, int] | None) -> Any:
         """The sampler or batch sampler that orders the samples; None for a stream."""
         options = self._options
         if options.stream:
-            settle_ranks(options.dataset, self._backend.world())
+            settle_ranks(options.dataset, world)
             return None
         sampler = options.batch_sampler if options.batch_sampler is not None else options.sampler
         if sampler is None:
@@ -395,7 +461,7 @@ class DataLoader(Generic[BatchT]):
                 return RandomSampler(options.dataset) if len(options.dataset) else SequentialSampler(options.dataset)
             return SequentialSampler(options.dataset)
         if isinstance(sampler, SeededSampler):
-            sampler.settle(plugins.seed_from, self._backend.world())
+            sampler.settle(plugins.seed_from, world)
         wanted = getattr(sampler, "data_length", None)
         if wanted is not None and wanted != len(options.dataset):
             raise OptionError(
@@ -404,26 +470,19 @@ class DataLoader(Generic[BatchT]):
             )
         return sampler
 
-    def _order_seed(self) -> int:
-        given = self._seed if self._given_seed is not None or self._generator is not None else None
-        return effective_seed(self._sampler, given, self._seed)
-
     def _plan(self, place: Place) -> Plan:
         """The requests of an epoch from `place` on."""
-        options, sampler = self._options, self._sampler
+        options, sampler, order_seed = self._options, self._sampler, place.seeds.order
         if options.stream:
             return self._stream_plan(place)
-        batched = options.batch_sampler is not None
-        if is_transparent(sampler):
-            if batched:
-                batches = sampler.batches(self._order_seed(), place.epoch)
-                return BatchPlan(place.epoch, self._seed, place, batches)
-            order = sampler.order(self._order_seed(), place.epoch)
-            return OrderPlan(place.epoch, self._seed, place, order, options.batch_size, options.drop_last)
-        set_epoch_inside(sampler, place.epoch)
-        return ForeignPlan(
-            place.epoch, self._seed, place, sampler, options.batch_size, options.drop_last, batched, self._rank
-        )  # fmt: skip
+        if not is_transparent(sampler):
+            batched = options.batch_sampler is not None
+            return ForeignPlan(
+                place, self._stranger, options.batch_size, options.drop_last, batched=batched, rank=self._rank
+            )
+        if options.batch_sampler is not None:
+            return BatchPlan(place, sampler.batches(order_seed, place.epoch), sampler.is_split)
+        return OrderPlan(place, sampler.order(order_seed, place.epoch), options.batch_size, options.drop_last)
 
     def _stream_plan(self, place: Place) -> StreamedPlan:
         options = self._options
@@ -439,8 +498,8 @@ class DataLoader(Generic[BatchT]):
         )
         if plan.replays:
             self._say_once(
-                "the stream has no state_dict of its own, so resuming reads it again from the start of the epoch up to "
-                "where it was: give it state_dict and load_state_dict to spare that"
+                "the stream has no state_dict of its own, so resuming replays it: it reads it again from the start of "
+                "the epoch up to where it was. Give it state_dict and load_state_dict to spare that"
             )
         if 0 < plan.lanes < workers:
             self._say_once(
@@ -448,15 +507,13 @@ class DataLoader(Generic[BatchT]):
                 "to do. Use fewer workers, or a stream with more shards (and `lanes`)"
             )
         length = None if split_of(options.dataset) else length_or_none(options.dataset)  # of a share it is worked out
-        return StreamedPlan(
-            place.epoch, self._seed, place, plan, options.drop_last, self._say_once, length
-        )  # fmt: skip
+        return StreamedPlan(place, plan, options.drop_last, self._say_once, length)
 
     def _say_once(self, text: str) -> None:
         """A warning that a loader gives once."""
         if text not in self._said:
             self._said.add(text)
-            warnings.warn(text, AgnoloadWarning, stacklevel=_outside())
+            warn(text)
 
     def _open_pool(self, plan: Plan) -> tuple[Pool, Callable[[Any], None] | None]:
         """A pool for one iterator, and what takes it back afterwards (None: the iterator ends it)."""
@@ -464,7 +521,8 @@ class DataLoader(Generic[BatchT]):
         if self.num_workers == 0:
             return InlinePool(self._fetcher(isolated=False, plan=plan)), None
         if options.worker_type == "thread":
-            return self._make_pool(self._fetcher(isolated=False, plan=plan), self.num_workers), None
+            threads = self._make_pool(self._fetcher(isolated=False, plan=plan), self.num_workers)
+            return _Watched(threads, self._say_once), None
         fetcher = self._fetcher(isolated=True, plan=plan)
         take_back = self._idle.put if options.persistent_workers else None
         if (pool := self._idle.take()) is not None:
@@ -500,29 +558,29 @@ class DataLoader(Generic[BatchT]):
             return
         self._warned = True
         for path in find_large_lists(self._options.dataset):
-            warnings.warn(
+            warn(
                 f"{path} holds very many Python objects: each worker gets a copy of every one, and its memory grows as "
-                "they are read. agnoload.PackedList(...) keeps strings, bytes or objects in one buffer for all workers",
-                AgnoloadWarning,
-                stacklevel=5,
+                "they are read. agnoload.PackedList(...) keeps strings, bytes or objects in one buffer for all workers"
             )
 
     def _fetcher(self, isolated: bool, workers: int | None = None, plan: Plan | None = None) -> Fetcher:
         options = self._options
         workers = self.num_workers if workers is None else workers
+        if self._worker_seed is None:  # kept, though a generator gives others later: kept workers are not told
+            self._worker_seed = self.seed if plan is None else plan.seed
         return Fetcher(
             options.dataset,
             stream=options.stream,
             batched=options.batch_size is not None or options.batch_sampler is not None,
             collate_fn=options.collate_fn,
-            seed=self._seed,
+            seed=self._worker_seed,
             workers=workers,
             rank=self._rank,
             world_size=self._world_size,
             isolated=isolated,
             threaded=options.worker_type == "thread" and workers > 0,
             on_error=options.on_error,
-            choose=_Choose(self._sampler, self._order_seed()) if self._may_replace() else None,
+            choose=_Choose(self._sampler, self._epochs.order_seed) if self._may_replace() else None,
             worker_init_fn=options.worker_init_fn,
             retry=options.retry,
             drop_last=options.drop_last,
@@ -541,35 +599,35 @@ class DataLoader(Generic[BatchT]):
 
         Under 1 KiB for datasets with indices. After the last batch of an epoch it is the start of the next.
         """
-        return capture(self._place(), self._seed, self._order_seed(), self._facts())
+        place = self._epochs.place
+        return capture(place, self._facts(bool(place.ahead)))
 
     def load_state_dict(self, state: Any) -> None:
         """Let the next `iter` go on where `state` was taken; reads no data.
 
         Any number of workers may go on, any number of ranks at the same position, and another batch size. `StateError`
-        with both sides if dataset length, sampler or a given seed differ.
+        with both sides if dataset length, sampler or a given seed differ, or if it is no state at all.
         """
-        place, seed, order_seed = restore(state, self._facts())
-        if self._given_seed is not None and seed != self._given_seed:
-            raise StateError(
-                f"this state was saved with seed {seed}, but this loader was given seed {self._given_seed}"
-            )
-        before, self._seed = self._seed, seed
-        if not self._options.stream and self._order_seed() != order_seed and self._generator is None:
-            found, self._seed = self._order_seed(), before
-            raise StateError(
-                f"this state was saved with a sampler on seed {order_seed}, but this loader's is on {found}"
-            )
-        self._resume = place
-        self._progress = None
+        out_of_order = isinstance(state, Mapping) and bool(state.get("ahead"))
+        place = restore(state, self._facts(out_of_order))
+        self._epochs.check(place)
+        # What comes of a position shows here already; a stranger's sampler is not touched before it is needed.
+        self._restored = self._plan(place) if is_transparent(self._sampler) and place.begun else None
+        self._epochs.restore(place)
 
-    def _facts(self) -> dict[str, Any]:
+    def _facts(self, out_of_order: bool) -> dict[str, Any]:
+        """What must be equal for a state to fit."""
         options = self._options
-        if options.stream:
-            return {"kind": "stream", "dataset": type(options.dataset).__name__}
-        sampler = self._sampler
-        identity = sampler.identity() if isinstance(sampler, SeededSampler) else type(sampler).__name__
-        return {"kind": "map", "length": len(options.dataset), "sampler": identity}
+        facts: dict[str, Any] = {"kind": "stream", "dataset": type(options.dataset).__name__}
+        if not options.stream:
+            facts = {"kind": "map", "length": len(options.dataset), "sampler": self._stranger.identity()}
+        if out_of_order:  # it lists batches of one rank
+            facts |= {"batch_size": options.batch_size, "rank": self._rank}
+        if out_of_order or not (options.stream or is_transparent(self._sampler)):
+            facts["world_size"] = self._world_size
+        if options.generator is not None:
+            facts["seeds"] = "from a generator"
+        return facts
 
     # ------------------------------------------------------------------------------------------------ the rest
 
@@ -619,19 +677,18 @@ class DataLoader(Generic[BatchT]):
             alone, first = _rate(lambda: twin, half)
             told = twin.stats()
         with self._twin(0) as twin:
-            plan = twin._plan(Place(twin.epoch))
+            plan = twin._plan(twin._epochs.begin())
             pool = InlinePool(_Again(twin._fetcher(isolated=False, plan=plan)))
             ceiling, _ = _rate(lambda: twin._iterator(plan, pool, None, sys.maxsize), half)
         found = Benchmark(alone, ceiling, first, told.samples / told.batches, told.verdict)
         print(found)
         return found
 
-    def _twin(self, workers: int) -> DataLoader[BatchT]:
+    def _twin(self, workers: int) -> DataLoader[SampleT, BatchT]:
         """The same loader once more, for measurements that this one shall not notice."""
         twin = copy.copy(self)
         twin._options = dataclasses.replace(self._options, num_workers=workers)
-        twin._generator = None  # not to be advanced
-        twin._settle(self.epoch)
+        twin._settle(self._epochs.twin())
         return twin
 
     def _choose_workers(self) -> Choice:
@@ -648,7 +705,7 @@ class DataLoader(Generic[BatchT]):
         try:
             pool = self._make_pool(fetcher, 1)
         except DatasetNotPicklable as error:
-            return Choice(0, f"workers cannot have it: {error}", 0)
+            return Choice(0, str(error).split(". ")[0], 0)
         size = options.batch_size or getattr(options.batch_sampler, "batch_size", None) or 1
         with closing(pool):
             return choose_workers(
@@ -660,7 +717,7 @@ class DataLoader(Generic[BatchT]):
         keys: Any = np.linspace(0, len(self._options.dataset) - 1, count).astype(np.int64)
         if self._options.batch_size is None and self._options.batch_sampler is None:
             keys = int(keys[0])
-        pool.submit(Request(count, self._epoch, 0, keys, 0, self._seed))
+        pool.submit(Request(count, self.epoch, 0, keys, 0, self.seed))
         reply = pool.receive(PROBE_PATIENCE)
         if reply.error is not None:
             raise reply.error
@@ -686,7 +743,7 @@ class DataLoader(Generic[BatchT]):
         self._idle.close()
         release_server(self)
 
-    def __enter__(self) -> DataLoader[BatchT]:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -716,10 +773,7 @@ class Benchmark(NamedTuple):
         """What to do with these numbers."""
         if self.loader > 0.5 * self.ceiling:
             return "loading takes little: the rest is a batch's way to the user, and larger batches make it cheaper"
-        return (
-            f"a loop that works {1e3 / self.loader:.3g} ms or more on a batch need not wait; one that does nothing "
-            f"{self.verdict}"
-        )
+        return f"a loop that spends {1e3 / self.loader:.3g} ms or more on a batch need not wait. {self.verdict}"
 
 
 class _Again:
@@ -775,27 +829,58 @@ class _Idle:
             pool.close()
 
 
+class _Watched:
+    """A pool of threads that tells, once, if samples draw from generators that are not theirs alone.
+
+    Between the first request and the first reply the user's own thread waits here, so it is not the one who draws.
+    """
+
+    def __init__(self, pool: Pool, say: Callable[[str], None]) -> None:
+        self._pool = pool
+        self._say = say
+        self._watch: Watch | None = None
+        self._told = False
+
+    def submit(self, request: Request) -> None:
+        if self._watch is None and not self._told:
+            self._watch = Watch()
+        self._pool.submit(request)
+
+    def receive(self, timeout: float | None = None) -> Reply:
+        reply = self._pool.receive(timeout)
+        watch, self._watch = self._watch, None
+        if watch is not None and not self._told and (names := watch.drawn()):
+            self._say(
+                f"samples draw from {' and '.join(names)}, which all threads of this process share, so what they draw "
+                "depends on which thread comes first. Draw from agnoload.sample_rng() instead, or use worker processes"
+            )
+        self._told = True
+        return reply
+
+    def ready(self) -> bool:
+        return self._pool.ready()
+
+    def close(self) -> None:
+        self._pool.close()
+
+
 class _Choose:
-    """Indices of an epoch at random, for replacements; travels to workers with its sampler."""
+    """Indices of an epoch at random, for replacements; travels to workers with its sampler.
 
-    def __init__(self, sampler: Any, seed: int) -> None:
+    `order_seed`: None where each epoch has its own, that of its samples.
+    """
+
+    def __init__(self, sampler: Any, order_seed: int | None) -> None:
         self._sampler = sampler
-        self._seed = seed
+        self._order_seed = order_seed
 
-    def __call__(self, epoch: int, rng: np.random.Generator, count: int) -> IndexArray:
+    def __call__(self, seed: int, epoch: int, rng: np.random.Generator, count: int) -> IndexArray:
+        order_seed = effective_seed(self._sampler, seed, seed) if self._order_seed is None else self._order_seed
         if self._sampler.yields_batches:
-            batches = self._sampler.batches(self._seed, epoch)
+            batches = self._sampler.batches(order_seed, epoch)
             picked = batches.batch(int(rng.integers(len(batches))))
             return rng.permutation(picked)[:count]
-        order = self._sampler.order(self._seed, epoch)
+        order = self._sampler.order(order_seed, epoch)
         n = len(order)
         places = rng.permutation(n)[:count] if n <= count else rng.integers(n, size=count)
         return np.concatenate([order.take(place, place + 1) for place in places.tolist()])
-
-
-def _outside() -> int:
-    """The `stacklevel` of the first frame that is not this library's: the user's own line."""
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("agnoload."):
-        level, frame = level + 1, frame.f_back
-    return level

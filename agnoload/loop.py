@@ -43,13 +43,51 @@ class _Entry(NamedTuple):
 
 
 class Progress:
-    """Where the data that was yielded ends. The loader keeps this, and not the iterator with its workers."""
+    """What the user has received of an iterator's requests, in whatever order: what a state saves.
 
-    __slots__ = ("epoch", "place")
+    It knows nothing of the iterator, so that a loader can keep it when its iterator has been dropped.
+    """
 
-    def __init__(self, epoch: int, place: Place) -> None:
-        self.epoch = epoch
-        self.place = place
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._cut: Cut | None = None
+        self._open: dict[int, _Entry] = {}  # in the order of the requests
+        self._delivered: set[int] = set()
+
+    def issued(self, number: int, plan: Plan, cut: Cut) -> None:
+        self._open[number] = _Entry(plan, cut)
+
+    def answered(self, number: int, reply: Reply) -> Plan:
+        """A reply has come out of the window; gives the plan that it belongs to."""
+        plan, cut = self._open[number]
+        plan.answered(cut, reply)
+        return plan
+
+    def delivered(self, number: int) -> None:
+        """A batch has reached the user, or was empty."""
+        entries, delivered = self._open, self._delivered
+        delivered.add(number)
+        plan, cut = entries[number]
+        plan.delivered(cut)
+        while entries and (first := next(iter(entries))) in delivered:
+            delivered.remove(first)
+            self._plan, self._cut = entries.pop(first)
+            self._plan.outstanding -= 1
+            if self._plan.complete:
+                self._plan.ended()
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the last batch was from."""
+        return self._plan.epoch
+
+    @property
+    def place(self) -> Place:
+        """Where the data that was yielded ends."""
+        if self._plan.complete:
+            return self._plan.end()
+        entries = [self._open[number] for number in self._delivered]
+        return self._plan.place_after(self._cut, [cut for plan, cut in entries if plan is self._plan])
 
 
 class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
@@ -64,7 +102,8 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
         plan: Plan,
         pool: Pool,
         *,
-        next_plan: Callable[[int], Plan],
+        next_plan: Callable[[Place], Plan],
+        say: Callable[[str], None],
         limit: int | None,
         window: Window,
         timeout: float | None,
@@ -78,6 +117,7 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
         self._plan = plan
         self._pool = pool
         self._next_plan = next_plan
+        self._say = say
         self._chained = limit is not None
         self._to_issue = limit
         self._window = window
@@ -88,8 +128,6 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
         self._journal = journal
         self._ceiling = ceiling
         self._release = release
-        self._entries: dict[int, _Entry] = {}
-        self._delivered: set[int] = set()
         self._due: deque[tuple[int, Reply, Callable[[], Any]]] = deque()
         self._turn = threading.RLock()
         self._busy = self._closed = False
@@ -102,7 +140,7 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
         """An epoch gave nothing: the one after it would not either."""
         self._since: float | None = None
         self._ends: dict[int, float] = {}
-        self.progress = Progress(plan.epoch, plan.place)
+        self.progress = Progress(plan)
         self._finalizer = weakref.finalize(self, _give_back, pool, release, os.getpid())
 
     def __iter__(self) -> LoaderIterator[BatchT]:
@@ -160,7 +198,7 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
         number, reply, give = due
         batch = give()
         self._yielded += 1
-        self._account(number)
+        self.progress.delivered(number)
         now = time.monotonic()
         self._recorder.delivered(reply, self._since, began, now)
         self._since = now
@@ -171,28 +209,29 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
         put = self._put
         if put is None:
             got = self._next_reply(wait=True)
-            return got and (*got, partial(self._made, got[1]))
+            return got and (got[0].number, got[1], partial(self._made, *got))
         due = self._due
         while len(due) <= PLACED_AHEAD:
             got = self._next_reply(wait=not due)
             if got is None:
                 break
-            due.append((*got, self._placed(put, got[1])))
+            due.append((got[0].number, got[1], self._placed(put, *got)))
         return due.popleft() if due else None
 
-    def _placed(self, put: Callable[[Any], Callable[[], Any]], reply: Reply) -> Callable[[], Any]:
+    def _placed(self, put: Callable[[Any], Callable[[], Any]], request: Request, reply: Reply) -> Callable[[], Any]:
         """Start a batch on its way to the device; an error is due when the batch is."""
         try:
-            return put(self._made(reply))
+            batch = self._made(request, reply)
+            return partial(_named, request, _named(request, partial(put, batch)))
         except Exception as error:
-            return partial(self._made, reply._replace(error=error))
+            return partial(self._made, request, reply._replace(error=error))
 
-    def _made(self, reply: Reply) -> Any:
+    def _made(self, request: Request, reply: Reply) -> Any:
         if reply.error is not None:
             raise reply.error
-        return reply.batch if self._convert is None else self._convert(reply.batch)
+        return reply.batch if self._convert is None else _named(request, partial(self._convert, reply.batch))
 
-    def _next_reply(self, wait: bool) -> tuple[int, Reply] | None:
+    def _next_reply(self, wait: bool) -> tuple[Request, Reply] | None:
         """The next reply in the window's order that holds a batch or an error; None at the end, or if it must wait."""
         window, pool = self._window, self._pool
         while True:
@@ -200,28 +239,27 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
             popped = window.pop()
             if popped is not None:
                 number, reply = popped[0].number, popped[1]
-                entry = self._entries[number]
-                entry.plan.answered(entry.cut, reply)
-                reply = self._heard(reply, entry.plan.epoch)
+                plan = self.progress.answered(number, reply)
+                reply = self._heard(reply, plan.epoch)
                 self._issue()  # workers go on while the user works
                 if reply.error is None and reply.batch is EMPTY:
                     if self._to_issue is not None:
                         self._to_issue += 1
-                    self._account(number)
-                    self._barren = self._barren or entry.plan.barren
+                    self.progress.delivered(number)
+                    self._barren = self._barren or plan.barren
                     continue
-                entry.plan.given += 1
-                return number, reply
+                plan.given += 1
+                return popped[0], reply
+            if not wait and not (len(window) and pool.ready()):
+                return None
             if not len(window):
                 if self._stuck is not None:
                     raise self._stuck
                 if self._yielded or not self._plan.resumed:
                     self._judge(self._plan.epoch)
                     return None
-                self._plan = self._next_plan(self._plan.epoch + 1)  # the state was one of the very end
+                self._plan = self._next_plan(self._plan.end())  # the state was one of the very end
                 continue
-            if not wait and not pool.ready():
-                return None
             reply = pool.receive(self._timeout)
             self._recorder.arrived(reply, self._ends)
             window.arrived(reply)
@@ -233,6 +271,8 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
         self._recorder.noted(extras)
         try:
             self._journal.replay(extras.get("said"))
+            for text in extras.get("notices", ()):
+                self._say(text)
         except Exception as warning:  # it is an error where the user has said so
             return reply._replace(error=warning, batch=None)
         if self._ceiling is not None and (error := self._ceiling.count(epoch, reply.samples, failures)):
@@ -263,7 +303,7 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
                 number, plan.epoch, batch, cut.indices, cut.first, plan.seed, cut.stride, cut.rank, cut.owner, cut.lane,
                 cut.size,
             )  # fmt: skip
-            self._entries[number] = _Entry(plan, cut)
+            self.progress.issued(number, plan, cut)
             window.add(request)
             self._pool.submit(request)
 
@@ -276,28 +316,16 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
                 return plan, *item
             if not (self._chained and plan.exhausted) or (plan.number == 0 and not plan.resumed):
                 return None  # also where an epoch has no batch at all: the next one has none either
-            self._plan = self._next_plan(plan.epoch + 1)
+            self._plan = self._next_plan(plan.end())
 
-    # ------------------------------------------------------------------------------------------------ accounts
 
-    def _account(self, number: int) -> None:
-        """A batch has reached the user (or was empty): move the place that a state would save."""
-        entries, delivered, progress = self._entries, self._delivered, self.progress
-        delivered.add(number)
-        plan = entries[number].plan
-        plan.delivered(entries[number].cut)
-        while entries and (first := next(iter(entries))) in delivered:
-            delivered.remove(first)
-            entry = entries.pop(first)
-            entry.plan.outstanding -= 1
-            progress.epoch = entry.plan.epoch
-            if entry.plan.complete:
-                progress.place = Place(entry.plan.epoch + 1)
-                entry.plan.ended()
-            else:
-                progress.place = entry.plan.place_after(entry.cut)
-        if delivered:
-            progress.place = plan.place_ahead(progress.place, [entries[n].cut for n in sorted(delivered)])
+def _named(request: Request, make: Callable[[], Any]) -> Any:
+    """What a backend makes of a batch; its error says which batch that was."""
+    try:
+        return make()
+    except Exception as error:
+        error.add_note(f"while batch {request.batch} of epoch {request.epoch} was handed to the backend")
+        raise
 
 
 def _give_back(pool: Pool, release: Callable[[Any], None] | None, owner: int) -> None:

@@ -57,6 +57,21 @@ class Request(NamedTuple):
         return cls(number, epoch, batch, indices, first, seed, stride, rank, None if owner < 0 else owner, lane, size)
 
 
+def plain_indices(indices: Any) -> Any:
+    """Indices of a request as a list of ints, for words."""
+    return indices.tolist() if isinstance(indices, np.ndarray) else indices
+
+
+def describe_request(request: Request) -> str:
+    """A request for an error: its batch, and of its indices all of a few, the ends of many."""
+    values, batch = plain_indices(request.indices), f"batch {request.batch}"
+    if values is None:
+        return batch
+    if isinstance(values, list) and len(values) > 8:
+        return f"{batch} ({len(values)} indices: {', '.join(map(repr, values[:4]))}, ..., {values[-1]!r})"
+    return f"{batch} (indices {values!r})" if isinstance(values, list) else f"{batch} (index {values!r})"
+
+
 class Failure(NamedTuple):
     """A sample that could not be loaded and was left out or replaced."""
 

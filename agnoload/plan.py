@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,41 +19,40 @@ BLOCK = 1 << 13
 
 
 class Cut(NamedTuple):
-    """One batch of a plan: what to load, its key, and the position that its delivery reaches."""
+    """One batch of a plan: what to load, its key, and the stretch of the global sequence that it covers."""
 
     indices: Any
     first: int
     stride: int
     rank: int
     reached: int
+    """The position that its delivery reaches."""
     owner: int | None = None
     lane: int = 0
     size: int = 0
-
-    @property
-    def length(self) -> int:
-        """The stretch of the global sequence that it covers."""
-        return self.reached - self.first
+    start: int = 0
+    """The position that was reached before."""
+    mark: Any = None
+    """What a state needs besides, to go on behind it."""
 
 
 class Plan:
     """The batches of one epoch that are still to be requested; `exhausted` once the last one has been given.
 
-    `start` is the position before the next batch. A subclass gives `_cuts`.
+    `number` is that of the next batch in the epoch. A subclass gives `_cuts`.
     """
 
-    def __init__(self, epoch: int, seed: int, place: Place) -> None:
-        self.epoch = epoch
-        self.seed = seed
+    number = 0
+
+    def __init__(self, place: Place) -> None:
         self.place = place
-        self.start = place.position
-        self.resumed = place.position > 0
-        self.number = 0
+        self.epoch = place.epoch
+        self.seed = place.seeds.samples
+        self.resumed = place.position > 0 or bool(place.ahead)
         self.outstanding = 0
         self.exhausted = False
         self.given = 0
         """How many of its batches have held samples."""
-        self._ahead = dict(place.ahead)
         self._iterator = self._cuts(place.position)
         self._broken: Exception | None = None
         self._next = self._pull()
@@ -65,18 +63,22 @@ class Plan:
     def _pull(self) -> Cut | None:
         """The next batch, leaving out what was delivered ahead of the saved position."""
         for cut in self._iterator:
-            samples = self._ahead.pop(cut.first, None)
-            if samples is None:
+            if not self.place.ahead or not self._was_delivered(cut):
                 return cut
-            if samples != cut.length:
-                raise StateError(
-                    f"a state saved out of order goes on with the same batch size only: a batch of {samples} samples "
-                    f"at position {cut.first} was delivered, this loader would load {cut.length} there"
-                )
             self.number += 1
-            self.start = cut.reached
         self.exhausted = True
         return None
+
+    def _was_delivered(self, cut: Cut) -> bool:
+        for start, stop in self.place.ahead:
+            if start <= cut.start and cut.reached <= stop:
+                return True
+            if start < cut.reached and cut.start < stop:
+                raise StateError(
+                    f"a state saved out of order goes on with the same batches only: positions {start} to {stop - 1} "
+                    f"were delivered, this loader's batch holds {cut.start} to {cut.reached - 1}"
+                )
+        return False
 
     @property
     def complete(self) -> bool:
@@ -95,6 +97,7 @@ class Plan:
             if self._broken is not None:
                 raise self._broken
             return None
+        self._next = None
         number = self.number
         self.number += 1
         self.outstanding += 1
@@ -110,28 +113,39 @@ class Plan:
     def delivered(self, cut: Cut) -> None:
         """The user has a batch of this plan, in whatever order."""
 
-    def place_after(self, cut: Cut) -> Place:
-        """Where the epoch stands when a batch and all before it have been delivered."""
-        return Place(self.epoch, cut.reached)
-
     def ended(self) -> None:
         """All of it has been delivered."""
 
-    def place_ahead(self, place: Place, cuts: list[Cut]) -> Place:
-        """`place`, beyond which these batches have been delivered too."""
-        return place._replace(ahead=tuple((cut.first, cut.length) for cut in cuts))
+    def place_after(self, cut: Cut | None, ahead: list[Cut]) -> Place:
+        """Where the epoch stands when a batch and all before it have been delivered, and some beyond it.
+
+        `cut` is None where it stands where it began.
+        """
+        position = self.place.position if cut is None else cut.reached
+        stretches = sorted([*self.place.ahead, *((other.start, other.reached) for other in ahead)])
+        joined: list[tuple[int, int]] = []
+        for start, stop in stretches:
+            if joined and joined[-1][1] == start:
+                joined[-1] = (joined[-1][0], stop)
+            elif stop > position:
+                joined.append((start, stop))
+        return Place(self.epoch, position, self.place.seeds, ahead=tuple(joined))
+
+    def end(self) -> Place:
+        """Where it stands when all of it has been delivered: the next epoch is to begin."""
+        return Place(self.epoch + 1, seeds=self.place.seeds, begun=False)
 
 
 class OrderPlan(Plan):
     """Batches cut from an order of ours; `batch_size` None means single keys."""
 
-    def __init__(
-        self, epoch: int, seed: int, place: Place, order: Order, batch_size: int | None, drop_last: bool
-    ) -> None:
+    def __init__(self, place: Place, order: Order, batch_size: int | None, drop_last: bool) -> None:
         self._order = order.after(place.position)
         self._size = batch_size
         self._drop_last = drop_last
-        super().__init__(epoch, seed, place)
+        self.number = -(-place.position // ((batch_size or 1) * order.stride))
+        _check_within(place.position, order.reached(len(order)), order.stride)
+        super().__init__(place)
 
     def _cuts(self, position: int) -> Iterator[Cut]:
         order, size = self._order, self._size or 1
@@ -140,82 +154,59 @@ class OrderPlan(Plan):
             total -= total % size
         block = max(BLOCK // size, 1) * size
         first, stride = order.first, order.stride
+        reached = position
         for begin in range(0, total, block):
             indices = order.take(begin, min(begin + block, total))
             for low in range(0, len(indices), size):
                 batch: Any = indices[low : low + size]
                 at = begin + low
+                start, reached = reached, order.reached(at + len(batch))
                 if self._size is None:
                     batch = int(batch[0])
-                    yield Cut(batch, first + at * stride, stride, 0, order.reached(at + 1))
-                else:
-                    yield Cut(batch, first + at * stride, stride, 0, order.reached(at + len(batch)))
+                yield Cut(batch, first + at * stride, stride, 0, reached, start=start)
 
 
 class BatchPlan(Plan):
     """The batches of a batch order of ours."""
 
-    def __init__(self, epoch: int, seed: int, place: Place, batches: BatchOrder) -> None:
+    def __init__(self, place: Place, batches: BatchOrder, split: bool) -> None:
         self._batches = batches.after(place.position) if place.position else batches
-        super().__init__(epoch, seed, place)
+        self.number = max(0, len(batches) - len(self._batches))
+        _check_within(place.position, batches.reached(len(batches)), place.position if split else 0)
+        super().__init__(place)
 
     def _cuts(self, position: int) -> Iterator[Cut]:
         batches = self._batches
+        reached = position
         for number in range(len(batches)):
-            yield Cut(
-                batches.batch(number), batches.position(number), batches.stride, 0, batches.reached(number + 1)
-            )  # fmt: skip
+            start, reached = reached, batches.reached(number + 1)
+            yield Cut(batches.batch(number), batches.position(number), batches.stride, 0, reached, start=start)
 
 
-class ForeignPlan(Plan):
-    """Batches of a sampler that we cannot see through: counted here, and passed over one by one after a resume."""
-
-    def __init__(
-        self, epoch: int, seed: int, place: Place, items: Iterable[Any], batch_size: int | None, drop_last: bool,
-        batched: bool, rank: int,
-    ) -> None:  # fmt: skip
-        self._items = items
-        self._size = batch_size
-        self._drop_last = drop_last
-        self._batched = batched
-        self._rank = rank
-        super().__init__(epoch, seed, place)
-
-    def _cuts(self, position: int) -> Iterator[Cut]:
-        items = iter(self._items)
-        at = 0
-        if self._batched:
-            for batch in items:
-                keys = _keys(batch)
-                start, at = at, at + len(keys)
-                if start >= position:
-                    yield Cut(keys, start, 1, self._rank, at)
-                elif at > position:
-                    raise StateError(
-                        f"position {position} of the state lies inside a batch of positions {start} to {at - 1}"
-                    )
-            return
-        for _ in islice(items, position):
-            at += 1
-        size = self._size or 1
-        while keys := list(islice(items, size)):
-            if len(keys) < size and self._drop_last:
-                return
-            start, at = at, at + len(keys)
-            yield Cut(keys[0] if self._size is None else _keys(keys), start, 1, self._rank, at)
+def _check_within(position: int, total: int, slack: int) -> None:
+    """`slack`: by so much it may differ where ranks share it."""
+    if position > total + slack:
+        raise StateError(f"position {position} of the state lies beyond the {total} samples of the epoch")
 
 
-def _keys(batch: Any) -> Any:
-    """A batch of a stranger's as an int64 array where it is one, else as a list of keys, untouched."""
-    keys = batch if isinstance(batch, (list, np.ndarray)) else list(batch)
-    if isinstance(keys, np.ndarray):
-        return keys.astype(np.int64, copy=False) if keys.dtype.kind in "iu" and keys.ndim == 1 else list(keys)
+def keys_of(batch: Any) -> Any:
+    """A batch of a stranger's as an int64 array where it is one, else as a list of keys."""
+    if isinstance(batch, np.ndarray) and batch.ndim == 1 and batch.dtype.kind in "iu":
+        if np.can_cast(batch.dtype, np.int64):
+            return batch.astype(np.int64, copy=False)
+        batch = batch.tolist()
+    keys = [key_of(key) for key in batch]
     if keys and all(type(key) is int for key in keys):
         try:
             return np.array(keys, np.int64)
         except OverflowError:
             return keys
     return keys
+
+
+def key_of(key: Any) -> Any:
+    """A key of a stranger's: untouched, but an index is a Python int."""
+    return int(key) if isinstance(key, np.integer) and key.dtype.kind in "iu" else key
 
 
 REST = -1
@@ -226,19 +217,19 @@ class StreamedPlan(Plan):
     """The batches of a stream: `StreamPlan` says which to ask for, this speaks the loop's language to it."""
 
     def __init__(
-        self, epoch: int, seed: int, place: Place, plan: StreamPlan, drop_last: bool, warn: Callable[[str], None],
-        length: int | None,
-    ) -> None:  # fmt: skip
+        self, place: Place, plan: StreamPlan, drop_last: bool, warn: Callable[[str], None], length: int | None
+    ) -> None:
         self._stream = plan
         self._requests: dict[Cut, StreamRequest | Rest] = {}
         self._rests: deque[Rest] | None = None
         self._drop_last = drop_last
         self._warn = warn
         self._length = length
+        self._sizes: dict[Cut, int] = {}
         self._samples = place.position
         self._left_out = 0
         self._ended = False
-        super().__init__(epoch, seed, place)
+        super().__init__(place)
         self.resumed = place.stream is not None
 
     @property
@@ -280,12 +271,11 @@ class StreamedPlan(Plan):
             cut = Cut(_Samples(rest.samples), rest.first, rest.stride, rest.rank, 0, 0, REST)
             self._requests[cut] = rest
             return cut
-        if not self.exhausted:
-            self.exhausted = True
+        self.exhausted = True
         return None
 
     def answered(self, cut: Cut, reply: Reply) -> None:
-        self._samples += reply.samples
+        self._sizes[cut] = reply.samples
         self._left_out += len((reply.extras or {}).get("failed", ()))
         request = self._requests[cut]
         if reply.error is None and isinstance(request, StreamRequest):
@@ -297,17 +287,15 @@ class StreamedPlan(Plan):
             )
 
     def delivered(self, cut: Cut) -> None:
+        self._samples += self._sizes.pop(cut)
         request = self._requests.pop(cut)
         if isinstance(request, StreamRequest):
             self._stream.delivered(request)
         else:
             self._stream.delivered_rest(request)
 
-    def place_after(self, cut: Cut) -> Place:
-        return Place(self.epoch, self._samples, stream=self._stream.state)
-
-    def place_ahead(self, place: Place, cuts: list[Cut]) -> Place:
-        return Place(self.epoch, self._samples, stream=self._stream.state)
+    def place_after(self, cut: Cut | None, ahead: list[Cut]) -> Place:
+        return Place(self.epoch, self._samples, self.place.seeds, stream=self._stream.state())
 
     def ended(self) -> None:
         """All has been delivered: compare with the length that the stream says it has."""

@@ -7,8 +7,6 @@ would. Philox: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 
 
 from __future__ import annotations
 
-import ctypes
-import random
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -90,9 +88,12 @@ class Rewinder:
             "uinteger": 0,
         }
 
-    def rewind(self, seed: int, epoch: int, purpose: Purpose, position: int, rank: int) -> np.random.Generator:
+    def rewind(
+        self, seed: int, epoch: int, purpose: Purpose, position: int, rank: int, *, start: int = 0
+    ) -> np.random.Generator:
+        """The generator at the key's first number, or `start` times four numbers behind it."""
         words = self._words
-        words[0] = 0
+        words[0] = start
         words[1] = position
         words[2] = rank | (purpose << 32)
         words[3] = epoch
@@ -188,66 +189,3 @@ def use(context: SampleContext | None) -> Iterator[None]:
         yield
     finally:
         _context.reset(token)
-
-
-class ProcessGenerators:
-    """The process-wide generators `random` and `np.random`: seeded, saved and put back in microseconds.
-
-    The state of a Mersenne Twister is 2,496 bytes and a position. NumPy's own way to read or set it takes 30
-    microseconds, so the bytes are copied directly. Whether `np.random` holds back a second normal number, which is part
-    of its state too, is found by drawing one: if the twister has not moved, it was the one held back.
-    """
-
-    _BYTES = 624 * 4
-
-    def __init__(self) -> None:
-        self._source: Any = None
-        self._address = 0
-        self._saved: tuple[Any, Any, Any] | None = None
-
-    def seed(self, philox: np.random.Philox) -> None:
-        """Seed both from what a generator gives next."""
-        random.seed(int.from_bytes(philox.random_raw(2).tobytes(), "little"))
-        words = philox.random_raw(self._BYTES // 8).tobytes()
-        if not self._find():  # something else drives np.random: a twister stands in for it
-            np.random.set_bit_generator(np.random.MT19937())  # type: ignore[attr-defined]
-            self._find()
-        np.random.seed(0)  # forgets a normal number held back
-        ctypes.memmove(self._address, words, self._BYTES)
-
-    def save(self) -> None:
-        """Remember both states, for `restore`."""
-        self._saved = (random.getstate(), np.random.get_bit_generator(), self._numpy_state())  # type: ignore[attr-defined]
-
-    def restore(self) -> None:
-        """Put back what was saved."""
-        if self._saved is None:
-            return
-        (python, source, state), self._saved = self._saved, None
-        random.setstate(python)
-        if np.random.get_bit_generator() is not source:  # type: ignore[attr-defined]
-            np.random.set_bit_generator(source)  # type: ignore[attr-defined]
-        if isinstance(state, bytes) and self._find():
-            np.random.seed(0)
-            ctypes.memmove(self._address, state, len(state))
-        else:
-            np.random.set_state(state)
-
-    def _find(self) -> bool:
-        """Look up where the twister's state lies; False if `np.random` runs on something else."""
-        source = np.random.get_bit_generator()  # type: ignore[attr-defined]
-        if source is not self._source:
-            self._source = source
-            self._address = source.ctypes.state_address if type(source) is np.random.MT19937 else 0
-        return self._address != 0
-
-    def _numpy_state(self) -> Any:
-        if not self._find():
-            return np.random.get_state(legacy=False)
-        before = ctypes.string_at(self._address, self._BYTES + 4)
-        held = np.random.standard_normal()
-        if ctypes.string_at(self._address, self._BYTES + 4) != before:
-            return before  # nothing was held back; restoring the bytes undoes this draw
-        state = np.random.get_state(legacy=False)
-        state["has_gauss"], state["gauss"] = 1, held
-        return state

@@ -10,7 +10,8 @@ from agnoload.messages import Reply, Request
 class Window:
     """Holds at most `limit` requests between their submission and the delivery of their batch.
 
-    In order, replies come out by number, whatever the order in which they arrived; otherwise as they arrived.
+    In order, replies come out by number, whatever the order in which they arrived; otherwise as they arrived, but none
+    before all of the epoch before have come out.
 
     >>> window = Window(2, in_order=True)
     >>> for number in (0, 1): window.add(Request(number, 0, number, None, 0))
@@ -61,8 +62,12 @@ class Window:
         if not self._queue:
             return None
         number = self._queue[0]
+        if not self._in_order:
+            oldest = next(iter(self._requests.values())).epoch
+            if self._requests[number].epoch != oldest:
+                number = next((n for n in self._queue if self._requests[n].epoch == oldest), -1)
         reply = self._arrived.pop(number, None)
         if reply is None:
             return None
-        self._queue.popleft()
+        self._queue.remove(number)  # it is the first one, or one of the first
         return self._requests.pop(number), reply

@@ -21,9 +21,9 @@ _BUILT_IN = {list, tuple, dict, set, str, bytes, np.ndarray}
 
 
 def counted(thing: Any) -> str:
-    """The name of a thing's type, and how much is in it if it says so: `Images(1000)`."""
+    """The name of a thing's type, and how much is in it if it says so: `Images(1000 items)`."""
     try:
-        return f"{type(thing).__name__}({len(thing)})"
+        return f"{type(thing).__name__}({len(thing)} items)"
     except Exception:  # of the user's, or the thing is not made yet; a repr must not fail
         return f"{type(thing).__name__}()"
 

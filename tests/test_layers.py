@@ -15,11 +15,11 @@ BACKENDS = ROOT / "backends"
 
 LAYERS = [
     {"errors", "messages", "protocols", "worker_info"},
-    {"tree", "seeding", "ranks", "cores", "words"},
+    {"tree", "seeding", "ranks", "reach", "cores", "words", "typed"},
     {"datasets", "streams", "samplers", "collate", "ragged", "transport"},
-    {"fetch", "window", "state", "plan", "stats", "plugins", "auto", "tolerance", "journal"},
+    {"fetch", "window", "state", "plan", "foreign", "generators", "stats", "plugins", "auto", "tolerance", "journal"},
     {"pools"},
-    {"options", "loop"},
+    {"options", "loop", "epochs"},
     {"loader"},
     {"__init__", "__main__", "testing"},
 ]

@@ -131,7 +131,7 @@ def test_a_fake_pool_refuses_what_a_pool_must_refuse() -> None:
 # ------------------------------------------------------------------------------------------------ the loader on it
 
 
-class Answered(agnoload.DataLoader[object]):
+class Answered(agnoload.DataLoader[object, object]):
     """A loader whose pool answers in a chosen order."""
 
     order: list[int]

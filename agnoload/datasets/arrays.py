@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,7 @@ from agnoload.errors import OptionError
 from agnoload.protocols import Empty, IndexArray
 
 Array = npt.NDArray[Any]
+T_co = TypeVar("T_co", covariant=True)
 
 
 class Row(NamedTuple):
@@ -22,7 +23,7 @@ class Row(NamedTuple):
     dtype: np.dtype[Any]
 
 
-class ArrayDataset(Dataset[Any]):
+class ArrayDataset(Dataset[T_co]):
     """One sample for each row of the arrays: a tuple of their rows, or a dict when they are given by name.
 
     `arrays` are anything that `np.asarray` takes, all with the same length; another library's arrays are converted
@@ -41,6 +42,12 @@ class ArrayDataset(Dataset[Any]):
     arrays: tuple[Array, ...] | dict[str, Array]
     """What was given, as NumPy arrays."""
 
+    @overload
+    def __init__(self: ArrayDataset[tuple[Array, Array]], first: Any, second: Any, /) -> None: ...
+    @overload
+    def __init__(self: ArrayDataset[tuple[Array, ...]], *arrays: Any) -> None: ...
+    @overload
+    def __init__(self: ArrayDataset[dict[str, Array]], **named: Any) -> None: ...
     def __init__(self, *arrays: Any, **named: Any) -> None:
         if arrays and named:
             raise OptionError(
@@ -63,7 +70,7 @@ class ArrayDataset(Dataset[Any]):
     def __len__(self) -> int:
         return len(self._values()[0])
 
-    def __getitem__(self, index: Any, /) -> Any:
+    def __getitem__(self, index: Any, /) -> T_co:
         place = operator.index(index)
         try:
             rows = [array[place] for array in self._values()]
@@ -71,7 +78,8 @@ class ArrayDataset(Dataset[Any]):
             raise IndexError(f"index {place} is out of range for an ArrayDataset of length {len(self)}") from None
         # A view would let the caller's writing, in a transform say, reach the data of all later epochs.
         samples = [row.copy() if type(row) is np.ndarray else row for row in rows]
-        return tuple(samples) if isinstance(self.arrays, tuple) else dict(zip(self.arrays, samples, strict=True))
+        sample: Any = tuple(samples) if isinstance(self.arrays, tuple) else dict(zip(self.arrays, samples, strict=True))
+        return sample  # type: ignore[no-any-return]
 
     def __rows__(self) -> Any:
         rows = [Row(array.shape[1:], array.dtype) for array in self._values()]

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from agnoload.errors import OptionError
 from agnoload.protocols import Empty, IndexArray
+from agnoload.typed import Samples
 from agnoload.words import brief, counted, name_of
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 R = TypeVar("R")
+S = TypeVar("S")
 
 
 class Dataset(Generic[T_co]):
@@ -39,7 +41,7 @@ class Dataset(Generic[T_co]):
     def __getitem__(self, index: Any, /) -> T_co:
         raise NotImplementedError(f"{type(self).__name__} must define __getitem__")
 
-    def __add__(self, other: Any) -> ConcatDataset[Any]:
+    def __add__(self, other: Samples[S]) -> ConcatDataset[T_co | S]:
         from agnoload.datasets.combine import ConcatDataset  # it is made of this class
 
         return ConcatDataset([self, other])
@@ -68,11 +70,11 @@ class MappedDataset(Dataset[R], Forwarding):
     'B'
     """
 
-    def __init__(self, dataset: Any, function: Callable[[Any], R]) -> None:
+    def __init__(self, dataset: Samples[S], function: Callable[[S], R]) -> None:
         need_map_style(dataset, "MappedDataset")
         if not callable(function):
             raise OptionError(f"map needs a function of one sample, got {function!r}")
-        self.dataset = dataset
+        self.dataset: Any = dataset
         self.function = function
 
     def __len__(self) -> int:

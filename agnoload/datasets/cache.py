@@ -25,6 +25,7 @@ from agnoload.datasets.base import Dataset, checked_index, length_of
 from agnoload.errors import AgnoloadWarning, OptionError
 from agnoload.seeding import check_seed
 from agnoload.transport.shared import SharedFile, is_sending
+from agnoload.typed import Samples
 from agnoload.words import brief
 
 T_co = TypeVar("T_co", covariant=True)
@@ -55,8 +56,8 @@ class CachedDataset(Dataset[T_co]):
     ([0, 3, 0, 3], [0, 1], 2)
     """
 
-    def __init__(self, dataset: Any, max_bytes: int) -> None:
-        self.dataset = dataset
+    def __init__(self, dataset: Samples[T_co], max_bytes: int) -> None:
+        self.dataset: Any = dataset
         self.max_bytes = check_seed(max_bytes, "max_bytes of CachedDataset")
         self._length = length_of(dataset, "CachedDataset")
         if not self.max_bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable
 from itertools import accumulate
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -23,12 +23,15 @@ from agnoload.datasets.base import (
 )
 from agnoload.errors import OptionError
 from agnoload.protocols import Empty, IndexArray
+from agnoload.typed import Samples
 from agnoload.words import brief
 
 T_co = TypeVar("T_co", covariant=True)
+A = TypeVar("A")
+B = TypeVar("B")
 
 
-class StackDataset(Dataset[Any], Forwarding):
+class StackDataset(Dataset[T_co], Forwarding):
     """Datasets of one length side by side: sample `i` is the tuple of their samples `i`, or a dict when named.
 
     >>> StackDataset("ab", [1, 2])[1]
@@ -39,6 +42,14 @@ class StackDataset(Dataset[Any], Forwarding):
 
     datasets: tuple[Any, ...] | dict[str, Any]
 
+    @overload
+    def __init__(self: StackDataset[tuple[A, B]], first: Samples[A], second: Samples[B], /) -> None: ...
+    @overload
+    def __init__(self: StackDataset[tuple[Any, ...]], *datasets: Samples[Any]) -> None: ...
+    @overload
+    def __init__(self: StackDataset[dict[str, A]], **named: Samples[A]) -> None: ...
+    @overload
+    def __init__(self: StackDataset[dict[str, Any]], **named: Samples[Any]) -> None: ...
     def __init__(self, *datasets: Any, **named: Any) -> None:
         if bool(datasets) == bool(named):
             raise OptionError(
@@ -61,14 +72,15 @@ class StackDataset(Dataset[Any], Forwarding):
     def __len__(self) -> int:
         return len(self._parts()[0])
 
-    def __getitem__(self, index: Any, /) -> Any:
-        return self._together([part[index] for part in self._parts()])
+    def __getitem__(self, index: Any, /) -> T_co:
+        return self._together([part[index] for part in self._parts()])  # type: ignore[no-any-return]
 
     def __getitems__(self, indices: list[int], /) -> list[Any]:
         columns = [samples_of(part, indices) for part in self._parts()]
         return [self._together(list(values)) for values in zip(*columns, strict=True)]
 
     def forwards(self) -> bool:
+        """Whether whole batches of samples are asked of what is inside."""
         return any(getitems_of(part) for part in self._parts())
 
     def __rows__(self) -> Any:
@@ -94,8 +106,12 @@ class ConcatDataset(Dataset[T_co], Forwarding):
     ('c', 'e', [2, 5])
     """
 
+    @overload
+    def __init__(self, datasets: Iterable[Samples[T_co]]) -> None: ...
+    @overload  # of different kinds
+    def __init__(self: ConcatDataset[Any], datasets: Iterable[Any]) -> None: ...
     def __init__(self, datasets: Iterable[Any]) -> None:
-        self.datasets = list(datasets)
+        self.datasets: list[Any] = list(datasets)
         if not self.datasets:
             raise OptionError("ConcatDataset needs at least one dataset, got none")
         self.cumulative_sizes = list(accumulate(length_of(part, "ConcatDataset") for part in self.datasets))
@@ -129,6 +145,7 @@ class ConcatDataset(Dataset[T_co], Forwarding):
         return samples
 
     def forwards(self) -> bool:
+        """Whether whole batches of samples are asked of what is inside."""
         return any(getitems_of(part) for part in self.datasets)
 
     def __rows__(self) -> Any:
@@ -185,8 +202,8 @@ class Subset(Dataset[T_co], Forwarding):
     ['a', 'd']
     """
 
-    def __init__(self, dataset: Any, indices: Any) -> None:
-        self.dataset = dataset
+    def __init__(self, dataset: Samples[T_co], indices: Any) -> None:
+        self.dataset: Any = dataset
         self.indices = _as_indices(indices, length_of(dataset, "Subset"))
 
     def __len__(self) -> int:
@@ -201,6 +218,7 @@ class Subset(Dataset[T_co], Forwarding):
         return samples_of(self.dataset, chosen) if getitems is None else getitems(chosen)
 
     def forwards(self) -> bool:
+        """Whether whole batches of samples are asked of what is inside."""
         return getitems_of(self.dataset) is not None
 
     def __rows__(self) -> Any:

@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -15,6 +15,9 @@ from agnoload.datasets.combine import Subset
 from agnoload.errors import OptionError
 from agnoload.seeding import Purpose, check_seed, draw_seed
 from agnoload.seeding import generator as keyed_generator
+from agnoload.typed import Samples
+
+S = TypeVar("S")
 
 _seed_from: Callable[[Any], int | None] | None = None
 
@@ -26,7 +29,7 @@ def set_seed_from(function: Callable[[Any], int | None] | None) -> None:
     _seed_from = function
 
 
-def random_split(dataset: Any, lengths: Sequence[float], generator: Any = None) -> list[Subset[Any]]:
+def random_split(dataset: Samples[S], lengths: Sequence[float], generator: Any = None) -> list[Subset[S]]:
     """Cut a dataset into parts at random, each sample in exactly one of them.
 
     `lengths` are numbers of samples that add up to `len(dataset)`, or fractions that add up to 1: each part gets the

@@ -22,15 +22,14 @@ import signal
 import sys
 import threading
 import time
-import warnings
 from collections import deque
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from agnoload.errors import AgnoloadError, AgnoloadWarning, LoaderClosed, WorkerDied, WorkerTimeout
+from agnoload.errors import AgnoloadError, LoaderClosed, WorkerDied, WorkerTimeout, warn
 from agnoload.journal import settings
-from agnoload.messages import Reply, Request
+from agnoload.messages import Reply, Request, describe_request, plain_indices
 from agnoload.pools.start import THREADS, Process, Start, method_of, start_process
 from agnoload.pools.worker import (
     DUMP_SIGNAL,
@@ -115,7 +114,7 @@ class ProcessPool:
         self._arena: Arena | None = None
         self._payload = self._replies = self._replies_w = -1
         self._pipes: list[tuple[int, int]] = []
-        self._extra: list[int] = []
+        self._extra: list[int] = []  # descriptors of shared files in the dataset, which stay theirs
         self._digest: bytes | None = None
         try:
             self._open(window, reuse, attach, fence, environment or {})
@@ -230,7 +229,7 @@ class ProcessPool:
 
     def _let_go(self) -> None:
         pipes = [fd for pipe in self._pipes for fd in pipe]
-        for fd in (self._replies, self._replies_w, self._payload, *self._extra, *pipes):
+        for fd in (self._replies, self._replies_w, self._payload, *pipes):
             if fd >= 0:
                 os.close(fd)
         self._flights.clear()
@@ -325,7 +324,7 @@ class ProcessPool:
             raise self._timed_out(waited)
         if waited >= SILENCE and not self._warned:
             self._warned = True
-            warnings.warn(f"no batch for {waited:.0f} s: {self._doing()[0]}", AgnoloadWarning, stacklevel=6)
+            warn(f"no batch for {waited:.0f} s: {self._doing()[0]}")
         limits = [limit - waited for limit in (timeout, None if self._warned else SILENCE) if limit is not None]
         self._wait(max(min(limits), 0.0) if limits else None)
         if self._closed:
@@ -382,7 +381,7 @@ class ProcessPool:
         batch, extras = None, None
         try:
             value = decode(place, slot, None if copy else arena)
-        except Exception as broken:
+        except (Exception, GeneratorExit, SystemExit) as broken:  # out of the user's own classes; due when the batch is
             broken.add_note(f"while {describe_request(flight.request)} from worker {worker} was decoded")
             error = broken
         else:
@@ -419,7 +418,7 @@ class ProcessPool:
             worker,
             self._pids.get(worker) if worker is not None else None,
             batch=request.batch if request is not None else None,
-            indices=_plain(request.indices) if request is not None else None,
+            indices=plain_indices(request.indices) if request is not None else None,
         )
 
     # ------------------------------------------------------------------------------------------------ deaths
@@ -447,8 +446,7 @@ class ProcessPool:
             if self._owned:
                 self._renew_pipe(worker)
             self._start(worker)
-            for flight in wanted:
-                self._send(flight)
+            self._send_again(wanted)
             return
         error = self._obituary(worker, process, code, culprit or (lost[0] if lost else None))
         for flight in wanted:
@@ -479,13 +477,21 @@ class ProcessPool:
             if not missing or time.monotonic() > deadline:
                 break
             time.sleep(0.001)
-        for number in waiting:
-            flight = self._flights[number]
-            self._tickets -= 1
-            self._send(flight)
+        self._tickets -= len(waiting)
+        self._send_again(self._flights[number] for number in waiting)
         for number in missing:
             self._flights[number].slot = self.arena.take()
         return [self._flights[number] for number in sorted(missing)]
+
+    def _send_again(self, flights: Iterable[_Flight]) -> None:
+        """Requests that are due before those that nobody has read yet."""
+        flights = list(flights)
+        if not self._owned:
+            unread = self._unread()
+            self._tickets -= len(unread)
+            flights += [self._flights[number] for number in unread]
+        for flight in sorted(flights, key=lambda flight: flight.request.number):
+            self._send(flight)
 
     def _unread(self) -> list[int]:
         """Take the tickets that no worker has read yet out of the shared pipe; gives their numbers."""
@@ -523,7 +529,7 @@ class ProcessPool:
             process.pid,
             code,
             request.batch if request else None,
-            _plain(request.indices) if request else None,
+            plain_indices(request.indices) if request else None,
             kills,
             process.rss,
         )
@@ -676,26 +682,10 @@ def _doing(stage: Stage, request: Request | None) -> str:
     return "while it was idle"
 
 
-def _plain(indices: Any) -> Any:
-    return indices.tolist() if hasattr(indices, "tolist") else indices
-
-
-def describe_request(request: Request) -> str:
-    """A request for an error: its batch, and of its indices all of a few, the ends of many."""
-    values, batch = _plain(request.indices), f"batch {request.batch}"
-    if values is None:
-        return batch
-    if isinstance(values, list) and len(values) > 8:
-        return f"{batch} ({len(values)} indices: {', '.join(map(repr, values[:4]))}, ..., {values[-1]!r})"
-    return f"{batch} (indices {values!r})" if isinstance(values, list) else f"{batch} (index {values!r})"
-
-
 def _warn_about_threads() -> None:
     others = threading.active_count() - 1
     if others > 0:
-        warnings.warn(
+        warn(
             f"multiprocessing_context='fork' copies this process while {others} more thread{'s' * (others > 1)} may "
-            "hold locks that nobody will release in the copy: a worker can hang for ever. Use the default (forkserver)",
-            AgnoloadWarning,
-            stacklevel=6,
+            "hold locks that nobody will release in the copy: a worker can hang for ever. Use the default (forkserver)"
         )

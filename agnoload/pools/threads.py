@@ -9,13 +9,12 @@ import sys
 import threading
 import time
 import traceback
-import warnings
 from typing import Any
 
-from agnoload.errors import AgnoloadError, AgnoloadWarning, LoaderClosed, WorkerTimeout
-from agnoload.messages import Reply, Request
+from agnoload.errors import AgnoloadError, LoaderClosed, WorkerTimeout, warn
+from agnoload.messages import Reply, Request, describe_request
 from agnoload.pools import processes
-from agnoload.pools.processes import check_process, describe_request
+from agnoload.pools.processes import check_process
 from agnoload.pools.worker import WorkerFetch
 from agnoload.transport.recycled import Recycled
 
@@ -64,7 +63,7 @@ class ThreadPool:
             if timeout is not None:
                 raise WorkerTimeout(f"no batch came within {waited:.1f} s: {self._doing()}") from None
             self._warned = True
-            warnings.warn(f"no batch for {waited:.0f} s: {self._doing()}", AgnoloadWarning, stacklevel=6)
+            warn(f"no batch for {waited:.0f} s: {self._doing()}")
             reply = self._replies.get()
         if isinstance(reply, BaseException):
             raise reply

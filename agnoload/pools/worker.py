@@ -12,6 +12,7 @@ import struct
 import sys
 import threading
 import time
+import traceback
 import zlib
 from collections.abc import Callable, Mapping
 from enum import IntEnum
@@ -19,7 +20,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from agnoload.journal import Listener
-from agnoload.messages import Reply, Request
+from agnoload.messages import Reply, Request, describe_request
 from agnoload.pools.start import Start
 from agnoload.protocols import Fetch
 from agnoload.transport.arena import Mapping as Memory
@@ -99,6 +100,12 @@ class Control:
         start = self.dump_offset(worker)
         self.view[start : start + self.DUMP] = bytes(self.DUMP)
 
+    def tell(self, worker: int, text: str) -> None:
+        """A worker's last words, in the place of its stack."""
+        data = text.encode(errors="replace")[: self.DUMP - 1] + b"\0"
+        start = self.dump_offset(worker)
+        self.view[start : start + len(data)] = data
+
     def dump_offset(self, worker: int) -> int:
         return self._dumps + worker * self.DUMP
 
@@ -129,7 +136,11 @@ def main(start: Start, extra: list[int], inherited: Any = None) -> None:
     control = Control(start.arena, start.workers)
     _dump_to(start.arena, control.dump_offset(start.worker))
     control.stage(start.worker, Stage.STARTING)
-    Worker(start, control, listener).run(read)
+    try:
+        Worker(start, control, listener).run(read)
+    except BaseException:  # not the user's: those are sent as answers
+        control.tell(start.worker, traceback.format_exc())
+        raise SystemExit(1) from None
 
 
 def _identity(value: Any) -> Any:
@@ -207,7 +218,7 @@ class Worker:
             fetch = read()
             fetch.begin(number)
         except BaseException as error:  # also SystemExit: the parent must hear of it, whatever it is
-            self._send(Reply(-1, number, error=error), self._slots[1 + number], STARTUP)
+            self._send(Reply(-1, number, error=error), self._slots[1 + number], None)
             return
         control.stage(number, Stage.IDLE)
         slots, requests = self._slots, self._requests
@@ -229,12 +240,13 @@ class Worker:
             except BaseException as error:
                 reply = Reply(request_number, error=error)
             control.stage(number, Stage.SENDING)
-            self._send(reply, slot)
+            self._send(reply, slot, request)
             del reply
             control.stage(number, Stage.IDLE)
 
-    def _send(self, reply: Reply, slot: Slot, kind: int = 0) -> None:
+    def _send(self, reply: Reply, slot: Slot, request: Request | None) -> None:
         """Encode a reply into its slot and send the ticket; what cannot be encoded becomes an error."""
+        kind = STARTUP if request is None else 0
         value: Any = reply.batch
         extras = reply.extras
         if (said := self._listener.take()) is not None:
@@ -252,7 +264,8 @@ class Worker:
         except BaseException as error:
             slot.reset()
             kind = (kind & STARTUP) | ERROR
-            where = f"while the batch was sent from worker {self._number} to the parent"
+            what = describe_request(request) if request is not None else "an error"
+            where = f"while {what} was encoded in worker {self._number} (pid {os.getpid()})"
             place = encode((describe(error, where), None), slot)
         ticket = REPLY.pack(
             reply.number, slot.number, self._number, kind, checksum(slot, place), *place, reply.samples, reply.started,

@@ -69,6 +69,7 @@ class SeededSampler(Sampler[T_co]):
         self._seed = None if seed is None else check_seed(seed)
         self._generator = generator
         self._drawn: int | None = None
+        self._lent: int | None = None
         self._epoch = 0
         self._asked: int | None = None
         if generator is not None:
@@ -144,7 +145,11 @@ class SeededSampler(Sampler[T_co]):
 
     def standalone_seed(self) -> int:
         """The seed that it runs on when it is iterated by itself."""
-        return effective_seed(self, None, self.draw_seed_once())
+        return effective_seed(self, None, self.draw_seed_once()) if self._lent is None else self._lent
+
+    def lend_seed(self, seed: int) -> None:
+        """Called by a loader that has to iterate it, with the seed that it runs on there."""
+        self._lent = seed
 
     def draw_seed_once(self, seed: int | None = None) -> int:
         """The seed that stands in where none was given; drawn at the first call, unless that names it."""

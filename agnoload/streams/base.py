@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
 
 from agnoload import seeding
 from agnoload.errors import OptionError
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 T_co = TypeVar("T_co", covariant=True)
 R = TypeVar("R")
+S = TypeVar("S")
 
 Uneven = Literal["keep", "stop", "pad", "repeat"]
 
@@ -70,7 +71,7 @@ class IterableDataset(Generic[T_co]):
 
     __iter__.by_shards = True  # type: ignore[attr-defined]
 
-    def __add__(self, other: Any) -> ChainDataset[Any]:
+    def __add__(self, other: Iterable[S]) -> ChainDataset[T_co | S]:
         return ChainDataset([self, other])
 
     def __repr__(self) -> str:
@@ -102,7 +103,7 @@ class IterableDataset(Generic[T_co]):
         return RankStream(self, rank, world_size, uneven)
 
 
-class DerivedStream(CursorStream, IterableDataset[T_co]):
+class DerivedStream(CursorStream[T_co], IterableDataset[T_co]):
     """A stream that is made of one other and has its lanes, its shards and its length."""
 
     def __init__(self, source: Any) -> None:
@@ -195,7 +196,7 @@ class _FilterCursor(Cursor):
                 return sample
 
 
-class ChainDataset(CursorStream, IterableDataset[T_co]):
+class ChainDataset(CursorStream[T_co], IterableDataset[T_co]):
     """Streams one after the other; `a + b` of two streams is the same.
 
     If all of them offer shards so does the chain: those of the first stream first.
@@ -204,6 +205,10 @@ class ChainDataset(CursorStream, IterableDataset[T_co]):
     [1, 2, 3]
     """
 
+    @overload
+    def __init__(self, datasets: Iterable[Iterable[T_co]]) -> None: ...
+    @overload  # of different kinds
+    def __init__(self: ChainDataset[Any], datasets: Iterable[Any]) -> None: ...
     def __init__(self, datasets: Iterable[Any]) -> None:
         self.datasets = list(datasets)
         if not self.datasets:
@@ -217,9 +222,11 @@ class ChainDataset(CursorStream, IterableDataset[T_co]):
 
     @property
     def num_shards(self) -> int:
+        """The shards of all streams together, if each has some."""
         return sum(map(need_shards, self.datasets))
 
     def shard(self, number: int) -> Iterable[T_co]:
+        """One of the shards, counted through the streams in their order."""
         ends = list(accumulate(map(need_shards, self.datasets)))
         part = bisect_right(ends, number)
         return shard_of(self.datasets[part], number - (ends[part - 1] if part else 0))
@@ -273,7 +280,7 @@ class _ChainCursor(Cursor):
         return None if inner is None else (self._part, inner)
 
 
-class RowsStream(CursorStream, IterableDataset[T_co]):
+class RowsStream(CursorStream[T_co], IterableDataset[T_co]):
     """A map-style dataset as a stream; a sample is loaded only where it is delivered.
 
     `shuffled`: each run through it goes in another order, the same for any workers.

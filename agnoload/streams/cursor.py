@@ -11,12 +11,14 @@ import copy
 import inspect
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from agnoload import seeding
 from agnoload.errors import OptionError, SampleStopped
 from agnoload.words import name_of
 from agnoload.worker_info import peek_worker_info
+
+T_co = TypeVar("T_co", covariant=True)
 
 NODES = 64
 """Streams that one may be made of before two shuffles inside of it could draw the same numbers."""
@@ -66,14 +68,14 @@ class Cursor(Iterator[Any]):
         return self.finish(self.take())
 
 
-class CursorStream:
+class CursorStream(Generic[T_co]):
     """What the streams of this library are: read by a cursor of their own, unless a subclass defines `__iter__`."""
 
     def cursor(self, opening: Opening) -> Cursor:
         """Begin a run."""
         raise NotImplementedError
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[T_co]:
         return self.cursor(Opening())
 
 

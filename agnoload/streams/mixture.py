@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from fractions import Fraction
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args, overload
 
 import numpy as np
 
@@ -14,9 +14,11 @@ from agnoload.errors import OptionError
 from agnoload.seeding import Purpose, generator
 from agnoload.streams.base import IterableDataset, RowsStream, seed_and_epoch
 from agnoload.streams.cursor import Cursor, CursorStream, Opening, is_stream, open_stream
+from agnoload.typed import Source
 from agnoload.words import brief
 
 T_co = TypeVar("T_co", covariant=True)
+S = TypeVar("S")
 
 Stop = Literal["first", "last", "never"]
 Per = Literal["sample", "batch"]
@@ -25,7 +27,7 @@ DRAWS = 512
 """Numbers drawn at a time; part of the saved format: a mixture that goes on jumps to the block that it is in."""
 
 
-class Mixture(CursorStream, IterableDataset[T_co]):
+class Mixture(CursorStream[T_co], IterableDataset[T_co]):
     """Samples of several streams or map-style datasets, mixed by weight: a stream.
 
     `weights` are positive numbers, the shares that they have of their sum. `per="sample"`: the source of each sample is
@@ -49,9 +51,27 @@ class Mixture(CursorStream, IterableDataset[T_co]):
     [1, -1, 2, -1, 3, -1]
     """
 
+    @overload
+    def __init__(
+        self: Mixture[tuple[S, int]], streams_or_datasets: Iterable[Source[S]], weights: Iterable[float],
+        stop: Stop = "first", per: Per = "sample", *, with_source: Literal[True], batch_size: int | None = None,
+        shuffle: bool = False, seed: int | None = None,
+    ) -> None: ...  # fmt: skip
+    @overload
+    def __init__(
+        self, streams_or_datasets: Iterable[Source[T_co]], weights: Iterable[float], stop: Stop = "first",
+        per: Per = "sample", *, batch_size: int | None = None, shuffle: bool = False, with_source: bool = False,
+        seed: int | None = None,
+    ) -> None: ...  # fmt: skip
+    @overload  # of different kinds
+    def __init__(
+        self: Mixture[Any], streams_or_datasets: Iterable[Any], weights: Iterable[float], stop: Stop = "first",
+        per: Per = "sample", *, batch_size: int | None = None, shuffle: bool = False, with_source: bool = False,
+        seed: int | None = None,
+    ) -> None: ...  # fmt: skip
     def __init__(
         self,
-        streams_or_datasets: Iterable[Any],
+        streams_or_datasets: Iterable[Source[Any]],
         weights: Iterable[float],
         stop: Stop = "first",
         per: Per = "sample",

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,12 +22,13 @@ _SERVERS = ("agnoload.pools.forkserver", "forkserver import main", "resource_tra
 """Started once a program and meant to stay: our fork server, and the two helpers of `multiprocessing`."""
 
 
-class _Process(NamedTuple):
+@dataclass(frozen=True)
+class _Process:
     pid: int
     started: int
     """In ticks since the machine started; with the pid, what tells a process from a later one."""
-    parent: int
-    command: str
+    parent: int = field(compare=False)
+    command: str = field(compare=False)
 
     @property
     def stays(self) -> bool:

@@ -47,6 +47,12 @@ def aligned(nbytes: int) -> int:
     return (nbytes + ALIGNMENT - 1) & -ALIGNMENT
 
 
+def _room(nbytes: int) -> int:
+    """How long to map what must hold so many bytes: an eighth more at most, which a backend may page-lock, too."""
+    step = max(1 << max((nbytes - 1).bit_length() - 4, 0), _FIRST_MAPPING)
+    return -(-nbytes // step) * step
+
+
 def aligned_empty(nbytes: int) -> npt.NDArray[np.uint8]:
     """Uninitialised private memory at a multiple of `ALIGNMENT`."""
     memory = np.empty(nbytes + ALIGNMENT, np.uint8)
@@ -95,9 +101,11 @@ class Mapping:
 
 
 def _unmap(undo: list[Callable[[], None]], address: int, nbytes: int) -> None:
-    for detach in undo:
-        detach()
-    _libc.munmap(address, nbytes)
+    try:
+        for detach in undo:
+            detach()
+    finally:
+        _libc.munmap(address, nbytes)
 
 
 def _interface(address: int, nbytes: int) -> dict[str, Any]:
@@ -138,7 +146,7 @@ class Slot:
             if nbytes > STRIDE:
                 raise MemoryError(f"a batch of {nbytes} bytes is larger than the {STRIDE} bytes that a slot can hold")
             self._old.append(self.mapping)
-            self._map(max(1 << (nbytes - 1).bit_length(), _FIRST_MAPPING))
+            self._map(_room(nbytes))
 
     def reset(self) -> None:
         """Start to write at the beginning again."""
@@ -266,7 +274,11 @@ class Arena(Slots):
         """A lease over the first bytes of a slot; the slot comes free when the lease dies."""
         slot.reach(nbytes)
         if self._attach is not None:
-            slot.mapping.attach(self._attach)
+            try:
+                slot.mapping.attach(self._attach)
+            except BaseException:
+                self.give_back(slot.number)
+                raise
         lease = Lease(slot.mapping, nbytes)
         ref = _LeaseRef(lease, self._returned)
         ref.slot = slot.number
@@ -301,8 +313,8 @@ class Arena(Slots):
         """Give the pages of surplus free slots back to the system."""
         while self._free and self._next - self._reserved - len(self._cold) > self._capacity:
             number = self._free.popleft()
-            if self[number].mapping.attached:
-                del self._slots[number]  # unmapped and unlocked before its pages go
+            if self._attach is not None:
+                self._slots.pop(number, None)  # unmapped and unlocked before its pages go
             _libc.fallocate(self.fd, _PUNCH_HOLE, number * STRIDE, STRIDE)
             self._cold.append(number)
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 import cloudpickle
+import numpy.typing as npt
 
 
 def _code(code: types.CodeType) -> Any:
@@ -18,10 +19,33 @@ def _code(code: types.CodeType) -> Any:
     return function, named
 
 
+Packed = tuple[Callable[[npt.NDArray[Any]], Any], npt.NDArray[Any]]
+_packer: Callable[[Any], Packed | None] | None = None
+
+
+def set_packer(function: Callable[[Any], Packed | None] | None) -> None:
+    """Give the way in which other libraries' arrays travel: as a NumPy array, and what makes them again of it.
+
+    The function is called with whatever is pickled that is no builtin, and gives None for what is not its own.
+    """
+    global _packer
+    _packer = function
+
+
+def as_array(value: Any) -> Any:
+    """Another library's array in the reduced form that pickle takes, NotImplemented for anything else."""
+    packed = None if _packer is None else _packer(value)
+    return NotImplemented if packed is None else (packed[0], (packed[1],))
+
+
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """cloudpickle, with the file names of code that travels by value, so that a worker's traceback shows the lines."""
 
     dispatch_table: ClassVar[Any] = ChainMap({types.CodeType: _code}, cloudpickle.Pickler.dispatch_table)
+
+    def reducer_override(self, value: Any) -> Any:
+        reduced = as_array(value)
+        return super().reducer_override(value) if reduced is NotImplemented else reduced
 
 
 def dumps(value: Any, buffer_callback: Callable[[pickle.PickleBuffer], Any] | None = None) -> bytes:

@@ -95,6 +95,10 @@ class TorchBackend(Backend):
         array: npt.NDArray[Any] | None = self._tensors.to_array(leaf)
         return array
 
+    def pack(self, value: Any) -> tuple[Callable[[npt.NDArray[Any]], Any], npt.NDArray[Any]] | None:
+        packed: tuple[Callable[[npt.NDArray[Any]], Any], npt.NDArray[Any]] | None = self._tensors.packed(value)
+        return packed
+
     def seed(self, number: int) -> None:
         # Not torch.manual_seed, which seeds the GPUs too: rng_state does not save theirs, and a worker has none.
         self.require().default_generator.manual_seed(number)
@@ -110,6 +114,13 @@ class TorchBackend(Backend):
         if not isinstance(generator, torch.Generator):
             return None
         return int(torch.randint(2**63 - 1, (), generator=generator, device=generator.device).item())
+
+    def reseed(self, generator: Any, number: int) -> Callable[[], None] | None:
+        if not isinstance(generator, self.require().Generator):
+            return None
+        before = generator.get_state()
+        generator.manual_seed(number)
+        return lambda: generator.set_state(before)
 
     def world(self) -> tuple[int, int] | None:
         torch = sys.modules.get("torch")

@@ -1,0 +1,451 @@
+"""The generators that user code draws from: the process's own, and those that it keeps on its objects.
+
+Around each request all of them are put into a state that follows from the request's key, so it does not matter who
+loads a batch, or when. In a worker they are the worker's own; inline the user's states are put back afterwards.
+"""
+
+from __future__ import annotations
+
+import _random
+import ctypes
+import random
+import struct
+import sys
+import zlib
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from agnoload import plugins
+from agnoload.protocols import Backend
+from agnoload.reach import within_reach
+from agnoload.seeding import Purpose, Rewinder, SampleContext
+
+_BLOCK = 625 * 4
+_WORDS = 624 * 4
+
+
+class Twister:
+    """The memory of one Mersenne Twister, 624 words and a place among them, read and written directly.
+
+    Through Python that takes 10 to 30 microseconds, as a copy of the bytes 0.3.
+    """
+
+    def __init__(self, address: int, place_first: bool) -> None:
+        self._address = address
+        self._words = address + 4 if place_first else address
+        self._place = ctypes.c_int.from_address(address if place_first else address + _WORDS)
+
+    def read(self) -> bytes:
+        return ctypes.string_at(self._address, _BLOCK)
+
+    def write(self, block: bytes) -> None:
+        ctypes.memmove(self._address, block, _BLOCK)
+
+    def fill(self, philox: np.random.Philox) -> None:
+        """New words, from what a generator gives next."""
+        ctypes.memmove(self._words, philox.random_raw(_WORDS // 8).tobytes(), _WORDS)
+        self._place.value = 624
+
+
+def _twister_of_python(generator: random.Random) -> Twister | None:
+    """Where CPython keeps the state of a `random.Random`; None where it is not found."""
+    if sys.implementation.name != "cpython":
+        return None
+    words = random.Random.getstate(generator)[1]
+    block = struct.pack("=625I", words[624], *words[:624])
+    offset = ctypes.string_at(id(generator), _random.Random.__basicsize__).find(block)
+    return None if offset < 0 else Twister(id(generator) + offset, place_first=True)
+
+
+def _twister_of_numpy(source: Any) -> Twister | None:
+    if type(source) is not np.random.MT19937:
+        return None
+    return Twister(source.ctypes.state_address, place_first=False)
+
+
+class Settable(Protocol):
+    """A generator that can be put into a state and back."""
+
+    def seed(self, philox: np.random.Philox) -> None: ...
+
+    def save(self) -> Any: ...
+
+    def restore(self, state: Any) -> None: ...
+
+
+class PythonGenerator:
+    """A `random.Random`, or the one behind the functions of `random`."""
+
+    def __init__(self, generator: random.Random) -> None:
+        self._generator = generator
+        self._twister = _twister_of_python(generator)
+
+    def seed(self, philox: np.random.Philox) -> None:
+        if self._twister is None:
+            self._generator.seed(int.from_bytes(philox.random_raw(2).tobytes(), "little"))
+            return
+        self._generator.gauss_next = None  # type: ignore[attr-defined]
+        self._twister.fill(philox)
+
+    def save(self) -> Any:
+        if self._twister is None:
+            return self._generator.getstate()
+        return self._twister.read(), self._generator.gauss_next  # type: ignore[attr-defined]
+
+    def restore(self, state: Any) -> None:
+        if self._twister is None:
+            self._generator.setstate(state)
+            return
+        block, self._generator.gauss_next = state  # type: ignore[attr-defined]
+        self._twister.write(block)
+
+
+class NumpyGenerator:
+    """A NumPy bit generator, and the `RandomState` around it if there is one, which may hold back a normal number.
+
+    Whether it does is found by drawing one: if the bit generator has not moved, it was the one held back.
+    """
+
+    def __init__(self, source: Any, around: np.random.RandomState | None = None) -> None:
+        self._source = source
+        self._around = around
+        self._twister = _twister_of_numpy(source)
+
+    def seed(self, philox: np.random.Philox) -> None:
+        self._release()
+        if self._twister is not None:
+            self._twister.fill(philox)
+        elif type(self._source) is np.random.PCG64:
+            words = int.from_bytes(philox.random_raw(4).tobytes(), "little")
+            inner: Any = {"state": words >> 128, "inc": (words & ((1 << 128) - 1)) | 1}  # an increment is odd
+            self._source.state = {"bit_generator": "PCG64", "state": inner, "has_uint32": 0, "uinteger": 0}
+        else:
+            words = int.from_bytes(philox.random_raw(2).tobytes(), "little")
+            self._source.state = type(self._source)(words).state
+
+    def save(self) -> Any:
+        before = self._bits()
+        held = self._release()
+        return before, held
+
+    def restore(self, state: Any) -> None:
+        bits, held = state
+        self._release()
+        if held is not None:
+            self._hold(bits, held)
+        elif self._twister is None:
+            self._source.state = bits
+        else:
+            self._twister.write(bits)
+
+    def _bits(self) -> Any:
+        return self._source.state if self._twister is None else self._twister.read()
+
+    def _release(self) -> float | None:
+        """Draw the normal number that is held back, and give it; the bit generator may move."""
+        if self._around is None:
+            return None
+        before = self._bits()
+        drawn = self._around.standard_normal()
+        if _equal(before, self._bits()):
+            return drawn
+        self._around.standard_normal()  # the second one of the pair that has just been made
+        return None
+
+    def _hold(self, bits: Any, held: float) -> None:
+        if self._twister is not None:  # quicker than to ask for its state, and to set that of an array
+            *key, place = struct.unpack("=625I", bits)
+            bits = {"bit_generator": "MT19937", "state": {"key": key, "pos": place}}
+        self._around.set_state(bits | {"has_gauss": 1, "gauss": held})  # type: ignore[union-attr]
+
+
+def _equal(one: Any, other: Any) -> bool:
+    return repr(one) == repr(other) if isinstance(one, dict) else bool(one == other)
+
+
+class BackendGenerator:
+    """A generator object of a framework, through its backend."""
+
+    def __init__(self, backend: Backend, generator: Any) -> None:
+        self._backend = backend
+        self._generator = generator
+
+    def seed(self, philox: np.random.Philox) -> None:
+        self._backend.reseed(self._generator, int(philox.random_raw()))
+
+    def save(self) -> Any:
+        return self._backend.reseed(self._generator, 0)
+
+    def restore(self, state: Any) -> None:
+        state()
+
+
+# ---------------------------------------------------------------------------------------------- the process's own
+
+
+class ProcessGenerators:
+    """What `random`, `np.random` and the loaded frameworks draw from when nobody gives them a generator.
+
+    `np.random` is lent a bit generator of ours, so the user's own is not touched, whatever kind it is.
+    """
+
+    def __init__(self) -> None:
+        self._python = PythonGenerator(random.getstate.__self__)  # type: ignore[attr-defined]
+        self._lent: Any = np.random.MT19937(0)
+        self._numpy = NumpyGenerator(self._lent)
+
+    def seed(self, rewinder: Rewinder, context: SampleContext) -> None:
+        """Put all of them into the state of the request that `context` stands in."""
+        rewinder.rewind(context.seed, context.epoch, Purpose.GLOBALS, context.first, context.rank)
+        philox = rewinder.philox
+        self._python.seed(philox)
+        np.random.set_bit_generator(self._lent)  # type: ignore[attr-defined]  # and forget a normal number held back
+        self._numpy.seed(philox)
+        number = int(philox.random_raw())  # one for all: who else is loaded here must change nothing
+        for backend in plugins.loaded_backends():
+            backend.seed(number)
+
+    def save(self) -> Any:
+        """All their states, for `restore`; a normal number that `np.random` holds back is taken out of it."""
+        source = np.random.get_bit_generator()  # type: ignore[attr-defined]
+        numpy = NumpyGenerator(source, _numpys_own())
+        backends = plugins.loaded_backends()
+        return self._python.save(), source, numpy, numpy.save(), [(b, b.rng_state()) for b in backends]
+
+    def restore(self, state: Any) -> None:
+        python, source, numpy, numpys, backends = state
+        self._python.restore(python)
+        if np.random.get_bit_generator() is not source:  # type: ignore[attr-defined]
+            np.random.set_bit_generator(source)  # type: ignore[attr-defined]
+        numpy.restore(numpys)
+        for backend, states in backends:
+            backend.set_rng_state(states)
+
+
+def _numpys_own() -> np.random.RandomState:
+    own: np.random.RandomState = np.random.standard_normal.__self__  # type: ignore[attr-defined]
+    return own
+
+
+class Private:
+    """A context in which the process's generators are somebody's own: first as a key says, then as they were left.
+
+    What is run inside neither reads nor advances the user's, and draws the same in every run.
+    """
+
+    def __init__(self, seed: int, epoch: int) -> None:
+        self._context = SampleContext(Rewinder())
+        self._context.at(seed, epoch, 0, 1, 0)
+        self._process = ProcessGenerators()
+        self._own: Any = None
+        self._users: Any = None
+
+    def __enter__(self) -> None:
+        self._users = self._process.save()
+        if self._own is None:
+            self._process.seed(self._context.rewinder, self._context)
+        else:
+            self._process.restore(self._own)
+
+    def __exit__(self, *error: object) -> None:
+        self._own = self._process.save()
+        self._process.restore(self._users)
+
+
+class Watch:
+    """Tells whether anybody has drawn from the process's generators since it was made."""
+
+    def __init__(self) -> None:
+        self._before = self._look()
+
+    def drawn(self) -> list[str]:
+        """By what name they go that were drawn from."""
+        now = self._look()
+        return [name for name in now if repr(now[name]) != repr(self._before.get(name))]
+
+    def _look(self) -> dict[str, Any]:
+        state: Any = np.random.get_state(legacy=False)
+        found: dict[str, Any] = {"random": random.getstate(), "np.random": (state["state"], state["has_gauss"])}
+        for backend in plugins.loaded_backends():
+            rng = backend.rng_state()
+            array = backend.to_numpy(rng)
+            found[backend.name] = rng if array is None else array.tobytes()
+        return found
+
+
+# ---------------------------------------------------------------------------------------------- on the user's objects
+
+
+class Found(NamedTuple):
+    """A generator that lives on the user's objects."""
+
+    path: str
+    generator: Any
+    settable: Settable | None
+    """None: it cannot be put into a state of ours."""
+
+
+def find_generators(roots: Mapping[str, Any]) -> list[Found]:
+    """The generators within reach of some objects, each with the path to it, in an order that is always the same.
+
+    See `within_reach` for what is looked at.
+
+    >>> class Noisy: ...
+    >>> noisy = Noisy()
+    >>> noisy.transform = Noisy()
+    >>> noisy.transform.rng = np.random.default_rng(0)
+    >>> [found.path for found in find_generators({"dataset": noisy})]
+    ['dataset.transform.rng']
+    """
+    found: list[Found] = []
+    own = (_numpys_own(), random.getstate.__self__)  # type: ignore[attr-defined]
+    seen = {id(generator): generator for generator in own}
+    for path, thing, one_of_many in within_reach(roots):
+        known = None if id(thing) in seen else settable(thing)
+        if known is not None and id(core := _core(thing)) not in seen:  # two generators may share one stream of bits
+            seen[id(core)] = core
+            found.append(Found(path, thing, None if one_of_many else known.made))
+    return found
+
+
+class _Known(NamedTuple):
+    made: Settable | None
+
+
+def settable(thing: Any) -> _Known | None:
+    """How to set a generator; None for what is none."""
+    kind = type(thing)  # and not isinstance, which asks an object for the class that it pretends to be
+    if issubclass(kind, np.random.Generator):
+        return _Known(_numpy(thing.bit_generator, None))
+    if issubclass(kind, np.random.RandomState):
+        return _Known(_numpy(thing._bit_generator, thing))
+    if issubclass(kind, np.random.BitGenerator):
+        return _Known(_numpy(thing, None))
+    if issubclass(kind, random.Random):
+        own = kind.random is random.Random.random and kind.getrandbits is random.Random.getrandbits
+        return _Known(PythonGenerator(thing) if own else None)
+    for backend in plugins.loaded_backends():
+        if kind.__module__.partition(".")[0] == backend.framework:
+            undo = backend.reseed(thing, 0)
+            if undo is not None:
+                undo()
+                return _Known(BackendGenerator(backend, thing))
+    return None
+
+
+def _core(thing: Any) -> Any:
+    """The bit generator below a generator of NumPy's; anything else itself."""
+    if issubclass(type(thing), np.random.Generator):
+        return thing.bit_generator
+    return thing._bit_generator if issubclass(type(thing), np.random.RandomState) else thing
+
+
+def _numpy(source: Any, around: np.random.RandomState | None) -> Settable | None:
+    if type(source) not in (np.random.MT19937, np.random.PCG64):
+        try:
+            _ = type(source)(0).state
+        except Exception:  # a stranger's bit generator, which cannot be made from a number or has no state to set
+            return None
+    return NumpyGenerator(source, around)
+
+
+class RequestGenerators:
+    """A context around one request: all generators as its key says, and the user's own states put back afterwards.
+
+    `roots` are the user's objects by name. In a worker process (`own`) nothing needs to be put back. In a worker thread
+    (`shared`) the generators belong to all threads at once: they are left alone, and who keeps one is told so.
+    `notices` are words for the user.
+    """
+
+    def __init__(self, context: SampleContext, roots: Mapping[str, Any], *, own: bool, shared: bool) -> None:
+        self._context = context
+        self._roots = roots
+        self._own = own
+        self._shared = shared
+        self._process = ProcessGenerators()
+        self._found: list[Found] | None = None
+        self._kept: list[tuple[int, Settable]] = []
+        self._looked_again = False
+        self._saved: Any = None
+        self._marked: Any = None
+        self.notices: list[str] = []
+
+    def __enter__(self) -> None:
+        if self._found is None:
+            self.find()
+        if self._shared:
+            return
+        if not self._own:
+            self._saved = self._save()
+        self.seed()
+
+    def __exit__(self, *error: object) -> None:
+        if not self._shared and not self._own:
+            self._restore(self._saved)
+        if not self._looked_again:
+            self._looked_again = True
+            self.find()
+
+    def mark(self) -> None:
+        """Remember where all generators stand, for `back`."""
+        if not self._shared:
+            self._marked = self._save()
+            self._restore(self._marked)  # to look has moved them
+
+    def back(self) -> None:
+        """Let the sample that is loaded draw again what it has drawn since `mark`."""
+        self._context.made = None
+        if not self._shared:
+            self._restore(self._marked)
+
+    def seed(self) -> None:
+        """Put all generators into the state of the request, or of the batch, that the context stands in."""
+        context, rewinder = self._context, self._context.rewinder
+        context.made = None
+        if self._shared:
+            return
+        self._process.seed(rewinder, context)
+        for sub_key, kept in self._kept:
+            rewinder.rewind(
+                context.seed, context.epoch, Purpose.ATTRIBUTES, context.first, context.rank, start=sub_key << 32
+            )
+            kept.seed(rewinder.philox)
+
+    def _save(self) -> Any:
+        return self._process.save(), [kept.save() for _, kept in self._kept]
+
+    def _restore(self, state: Any) -> None:
+        process, states = state
+        self._process.restore(process)
+        for each, (_, kept) in zip(states, self._kept, strict=True):
+            kept.restore(each)
+
+    def find(self) -> None:
+        """Look for generators on the user's objects; called before the first request, and once more after it."""
+        known = None if self._found is None else {id(found.generator) for found in self._found}
+        self._found = find_generators(self._roots)
+        for path, generator, kept in self._found:
+            if known is not None and id(generator) in known:
+                continue
+            if self._shared:
+                self.notices.append(
+                    f"{path} is a random generator that all worker threads share: what it gives depends on which "
+                    f"thread comes first. {_INSTEAD}"
+                )
+            elif kept is None:
+                self.notices.append(
+                    f"{path} ({type(generator).__qualname__}) is a random generator that cannot be put into a state "
+                    f"that follows from the loader's seed. {_INSTEAD}"
+                )
+            elif known is not None:
+                self.notices.append(
+                    f"{path} is a random generator that was made while a batch was loaded, so what it gave for that "
+                    f"batch does not follow from the loader's seed. Make it before. {_INSTEAD}"
+                )
+        numbers = ((zlib.crc32(path.encode()), kept) for path, _, kept in self._found)
+        self._kept = [(number, kept) for number, kept in numbers if kept is not None]
+
+
+_INSTEAD = "Draw from agnoload.sample_rng() instead, which is the sample's own"

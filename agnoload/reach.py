@@ -1,0 +1,136 @@
+"""What is within reach of the user's objects: a look at what a dataset is made of that runs none of its code."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import types
+from collections import deque
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import Any, NamedTuple
+
+import numpy as np
+
+LIMIT = 4096
+"""So many objects are looked at; a dataset of usual size has a few dozen."""
+LONG = 256
+"""A container with more entries holds samples, not parts of a dataset: only its first one is looked at."""
+
+_LEAVES = (str, bytes, int, float, complex, np.ndarray, np.generic, types.ModuleType, type, type(None))
+_CONTAINERS = (dict, list, tuple, deque)
+
+
+class Reached(NamedTuple):
+    """An object and the way to it."""
+
+    path: str
+    thing: Any
+    one_of_many: bool = False
+    """It lies in the first entry of a long container; the others were not looked at."""
+
+
+def within_reach(roots: Mapping[str, Any]) -> Iterator[Reached]:
+    """Every object that some objects hold, once, near ones first, in an order that is the same in every process.
+
+    Looked at are attributes, containers, partial functions, what functions close over, their default values, and the
+    global variables that they name.
+
+    >>> rate = {"high": 1}
+    >>> found = within_reach({"dataset": [functools.partial(lambda x, by=rate: x)]})
+    >>> [path for path, thing, _ in found if thing is rate]
+    ['dataset[0].func.__defaults__[0]']
+    """
+    waiting = deque(Reached(path, thing) for path, thing in roots.items())
+    seen: dict[int, Any] = {}
+    while waiting and len(seen) < LIMIT:
+        reached = waiting.popleft()
+        thing = reached.thing
+        if not issubclass(type(thing), _LEAVES) and id(thing) not in seen:
+            seen[id(thing)] = thing
+            yield reached
+            many = reached.one_of_many or (issubclass(type(thing), _CONTAINERS) and _length(thing) > LONG)
+            waiting.extend(Reached(reached.path + step, part, many) for step, part in _parts(thing))
+
+
+def _parts(thing: Any) -> Iterator[tuple[str, Any]]:
+    """What an object holds, each with a step to it; of a long container the first entry."""
+    kind = type(thing)  # and not isinstance, which asks an object for the class that it pretends to be
+    if issubclass(kind, _CONTAINERS):
+        return islice(_entries(thing), _length(thing) if _length(thing) <= LONG else 1)
+    if issubclass(kind, functools.partial):
+        return iter([(".func", thing.func), (".args", thing.args), (".keywords", thing.keywords)])
+    if kind is types.MethodType:
+        return iter([(".__self__", thing.__self__), ("", thing.__func__)])
+    return _parts_of_function(thing) if kind is types.FunctionType else _parts_of_object(thing)
+
+
+def _base(container: Any) -> Any:
+    """The built-in class of a container: its methods are not the user's."""
+    return next(base for base in _CONTAINERS if issubclass(type(container), base))
+
+
+def _length(container: Any) -> int:
+    length: int = _base(container).__len__(container)
+    return length
+
+
+def _entries(container: Any) -> Iterator[tuple[str, Any]]:
+    base = _base(container)
+    if base is not dict:
+        return ((f"[{place}]", part) for place, part in enumerate(base.__iter__(container)))
+    return ((f"[{key!r}]" if type(key) in (str, int) else "[...]", part) for key, part in dict.items(container))
+
+
+def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
+        with contextlib.suppress(ValueError):  # an empty cell
+            yield f".{name}", cell.cell_contents
+    yield ".__defaults__", function.__defaults__
+    yield ".__kwdefaults__", function.__kwdefaults__
+    if _needs_no_look(function.__globals__.get("__name__", "")):
+        return
+    names = _names(function.__code__)
+    for name in names:
+        value = function.__globals__.get(name)
+        if type(value) is not types.ModuleType:
+            yield f".{name}", value
+        elif not _needs_no_look(value.__name__):
+            yield from ((f".{name}.{inner}", vars(value).get(inner)) for inner in names)
+
+
+def _parts_of_object(thing: Any) -> Iterator[tuple[str, Any]]:
+    with contextlib.suppress(AttributeError):
+        for name, part in list(object.__getattribute__(thing, "__dict__").items()):
+            yield f".{name}", part
+    for base in type(thing).__mro__:
+        for name, part in list(vars(base).items()):
+            if isinstance(part, types.MemberDescriptorType):  # a slot
+                with contextlib.suppress(AttributeError):
+                    yield f".{name}", part.__get__(thing)
+            elif not _needs_no_look(base.__module__):
+                yield f".{name}", _function_of(part)
+
+
+def _function_of(part: Any) -> Any:
+    """The function in a static method, a class method or a property; anything else itself."""
+    if isinstance(part, (staticmethod, classmethod)):
+        return part.__func__
+    return part.fget if isinstance(part, property) else part
+
+
+def _names(code: types.CodeType) -> dict[str, None]:
+    """The names that a piece of code, and what is defined inside of it, looks up."""
+    names = dict.fromkeys(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            names |= _names(constant)
+    return names
+
+
+@functools.cache
+def _needs_no_look(module: str) -> bool:
+    """Whether a module is Python's, NumPy's or this library's: its code holds nothing of the user's."""
+    root = module.partition(".")[0]
+    return root in ("numpy", "agnoload") or (root in sys.stdlib_module_names and root != "__main__")

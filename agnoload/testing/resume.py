@@ -1,0 +1,183 @@
+"""Whether a loader goes on from every place as if it had never stopped."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import pickle
+import warnings
+from collections.abc import Callable
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from agnoload import plugins
+from agnoload.errors import AgnoloadWarning
+from agnoload.tree import map_leaves, path_text, walk
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from agnoload.loader import DataLoader
+
+WORKERS = (0, 2, 1)
+"""Loaders are stopped and resumed with these numbers of workers in turn."""
+
+
+def check_resume(make_loader: Callable[..., DataLoader[Any, Any]]) -> None:
+    """Check that a loader resumes exactly, at every batch; `make_loader()` makes a fresh, equal loader at each call.
+
+    If it takes `num_workers`, loaders with 0, 1 and 2 workers go on from each other's states. After each of 0, 1, ...
+    batches of an epoch a state is taken, sent through JSON, restored, taken again (it must be equal), and everything
+    that follows up to the end of the next epoch is compared with an unbroken run, bit by bit. Three stops in one epoch
+    are as none. Loaders must end by themselves; out of order, batches are compared as a set. `AssertionError` says
+    what differs, and where. It runs through some n * n / 2 batches: use a small dataset.
+
+    >>> import agnoload
+    >>> check_resume(lambda: agnoload.DataLoader(range(10), 4, shuffle=True))
+    """
+    make, varied = _maker(make_loader)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", AgnoloadWarning)  # that a stream is read again, say
+        whole, states = _unbroken(make, WORKERS[0], None)
+        runs = [states]
+        if varied:
+            runs.append(_stop_with_workers(make, whole, states))
+        for k in range(len(states)):
+            _resume_at(make, WORKERS[k % 3] if varied else 0, whole, k, runs[k % len(runs)][k])
+        _chain(make, varied, whole, states)
+
+
+class _Run(NamedTuple):
+    """What an unbroken loader gave in two epochs: batches as comparable values."""
+
+    epochs: list[list[Any]]
+    in_order: bool
+
+    def after(self, k: int) -> list[list[Any]]:
+        """What follows when `k` batches of epoch 0 have been delivered: of each epoch that is not over."""
+        return [batches for batches in (self.epochs[0][k:], self.epochs[1]) if batches]
+
+
+def _maker(make_loader: Callable[..., DataLoader[Any, Any]]) -> tuple[Callable[[int], DataLoader[Any, Any]], bool]:
+    """A function of the number of workers, and whether that number is taken up."""
+    parameters = inspect.signature(make_loader).parameters.values()
+    if any(p.name == "num_workers" or p.kind is p.VAR_KEYWORD for p in parameters):
+        return lambda workers: make_loader(num_workers=workers), True
+    if any(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters):
+        return make_loader, True
+    return lambda workers: make_loader(), False
+
+
+@contextmanager
+def _open(make: Callable[[int], DataLoader[Any, Any]], workers: int, state: Any) -> Iterator[DataLoader[Any, Any]]:
+    """A fresh loader that goes on from a state, and has it."""
+    with make(workers) as loader:
+        if state is not None:
+            loader.load_state_dict(json.loads(json.dumps(state)))
+            again = loader.state_dict()
+            _must(again == state, f"a state that is restored and taken again must be equal: {state} became {again}")
+        yield loader
+
+
+def _unbroken(make: Callable[[int], DataLoader[Any, Any]], workers: int, state: Any) -> tuple[_Run, list[Any]]:
+    """Two epochs without a stop, and a state after each number of batches of the first, and after its end."""
+    with _open(make, workers, state) as loader:
+        states = [loader.state_dict()]
+        epochs: list[list[Any]] = [[], []]
+        for batch in loader:
+            epochs[0].append(comparable(batch))
+            states.append(loader.state_dict())
+        states.append(loader.state_dict())
+        if _is_map(states[0]):  # the end of a stream is not known before
+            _must(states[-1] == states[-2], "the state after the last batch must not change when the loop sees the end")
+        _must(states[-1]["epoch"] == states[0]["epoch"] + 1, "the state after the end must be that of the next epoch")
+        epochs[1] += [comparable(batch) for batch in loader]
+        return _Run(epochs, loader.in_order), states
+
+
+def _is_map(state: Any) -> bool:
+    return bool(state["facts"]["kind"] == "map")
+
+
+def _stop_with_workers(make: Callable[[int], DataLoader[Any, Any]], whole: _Run, states: list[Any]) -> list[Any]:
+    """The states of an unbroken run with workers: what was prefetched must not show."""
+    run, found = _unbroken(make, WORKERS[1], states[0])
+    _compare(run.epochs, whole.epochs, whole.in_order, f"with {WORKERS[1]} workers instead of {WORKERS[0]}")
+    if whole.in_order and _is_map(states[0]):
+        for k, (one, other) in enumerate(zip(found, states, strict=True)):
+            _must(one == other, f"the state after {k} batches must not depend on the workers: {one}, and {other}")
+    return found
+
+
+def _resume_at(make: Callable[[int], DataLoader[Any, Any]], workers: int, whole: _Run, k: int, state: Any) -> None:
+    where = f"after a stop at batch {k} of {len(whole.epochs[0])}, with {workers} workers"
+    with _open(make, workers, state) as loader:
+        wanted = whole.after(k)
+        _compare([[comparable(batch) for batch in loader] for _ in wanted], wanted, whole.in_order, where)
+
+
+def _chain(make: Callable[[int], DataLoader[Any, Any]], varied: bool, whole: _Run, states: list[Any]) -> None:
+    """Three stops in one epoch."""
+    n = len(whole.epochs[0])
+    stops = sorted({n // 4, n // 2, 3 * n // 4})
+    state, found = states[0], []
+    for number, (start, stop) in enumerate(zip([0, *stops], [*stops, n], strict=True)):
+        with _open(make, WORKERS[number % 3] if varied else 0, state) as loader:
+            batches = iter(loader)
+            found += [comparable(next(batches)) for _ in range(stop - start)]
+            state = loader.state_dict()
+            reached = {name: state[name] for name in ("epoch", "position")}
+            wanted = {name: states[stop][name] for name in ("epoch", "position")}
+            _must(
+                reached == wanted, f"after {stop} batches in {number + 1} parts the state has {reached}, not {wanted}"
+            )
+            if stop == n:
+                _compare([found], [whole.epochs[0]], whole.in_order, f"with stops at {stops}")
+
+
+class _Leaf(NamedTuple):
+    """One leaf of a batch, copied, in a form that compares bit by bit."""
+
+    path: str
+    kind: str
+    shape: tuple[int, ...]
+    content: Any
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.shape} {self.content!r:.60}"
+
+
+def comparable(batch: Any) -> tuple[str, list[_Leaf]]:
+    """The structure of a batch and its leaves."""
+    structure = repr(map_leaves(lambda _: ..., batch))
+    return structure, [_leaf(path_text(path), leaf) for path, leaf in walk(batch)]
+
+
+def _leaf(path: str, leaf: Any) -> _Leaf:
+    array = leaf if isinstance(leaf, (np.ndarray, np.generic)) else plugins.to_numpy(leaf)
+    kind = f"{type(leaf).__module__}.{type(leaf).__qualname__}"
+    if array is not None and not array.dtype.hasobject:
+        return _Leaf(path, f"{kind} of {array.dtype}", array.shape, array.tobytes())
+    try:
+        return _Leaf(path, kind, (), pickle.dumps(leaf))
+    except Exception:
+        return _Leaf(path, kind, (), repr(leaf))
+
+
+def _compare(found: list[list[Any]], wanted: list[list[Any]], in_order: bool, where: str) -> None:
+    for epoch, (some, others) in enumerate(zip(found, wanted, strict=True)):
+        place = f"{where}, {('what is left of the epoch', 'the next epoch')[epoch]}" if len(wanted) > 1 else where
+        _must(len(some) == len(others), f"{place}: {len(some)} batches came, not {len(others)}")
+        sides = (some, others) if in_order else (sorted(some, key=repr), sorted(others, key=repr))
+        for number, (one, other) in enumerate(zip(*sides, strict=True)):
+            _must(one[0] == other[0], f"{place}: batch {number} is {one[0]}, not {other[0]}")
+            for leaf, right in zip(one[1], other[1], strict=True):
+                name = repr(leaf.path) if leaf.path else "the content"
+                _must(leaf == right, f"{place}: {name} of batch {number} must be the same: {leaf}, and {right}")
+
+
+def _must(holds: bool, words: str) -> None:
+    if not holds:
+        raise AssertionError(words)

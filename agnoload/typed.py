@@ -1,0 +1,99 @@
+"""What a type checker knows of a batch: the type of what `collate_fn` returns, or what becomes of a sample's type.
+
+Types can say what a batch of arrays, numbers, texts, tuples and dicts is, with NumPy's arrays as leaves. Another
+backend's arrays have no name here, and so are `Any`, in the same containers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal, Protocol, TypedDict, TypeVar, final
+
+import numpy as np
+import numpy.typing as npt
+
+from agnoload.protocols import Backend
+
+S = TypeVar("S")
+S_co = TypeVar("S_co", covariant=True)
+B = TypeVar("B")
+K = TypeVar("K")
+
+Array = npt.NDArray[Any]
+Leaf = npt.NDArray[Any] | np.generic | complex
+"""What becomes an array: arrays and numbers; a type checker takes `complex` for all of Python's numbers."""
+
+ScalarT = TypeVar("ScalarT", bound=np.generic)
+NumberT = TypeVar("NumberT", bound=np.generic | complex)
+TextT = TypeVar("TextT", str, bytes)
+LeafT = TypeVar("LeafT", bound=Leaf)
+PairT = TypeVar("PairT", bound=tuple[Leaf, Leaf])
+LeavesT = TypeVar("LeavesT", bound=tuple[Leaf, ...])
+TupleT = TypeVar("TupleT", bound=tuple[object, ...])
+FieldsT = TypeVar("FieldsT", bound=Mapping[str, object])
+NamedT = TypeVar("NamedT", bound="Named")
+
+
+class Samples(Protocol[S_co]):
+    """Gives a sample for an index; to be loaded it needs a length, too."""
+
+    def __getitem__(self, index: int, /) -> S_co: ...
+
+
+Source = Samples[S] | Iterable[S]
+"""A dataset, of either kind."""
+
+
+class Named(Protocol):
+    """A named tuple: its fields keep their names, but they are arrays then, which no type can say."""
+
+    def _asdict(self) -> dict[str, Any]: ...
+
+
+@final
+class Unsaid:
+    """What nothing is but `Any`: the type of samples that say nothing."""
+
+
+class KeywordOptions(TypedDict, total=False):
+    """The options that go by keyword only."""
+
+    prefetch_factor: int | None
+    persistent_workers: bool
+    pin_memory_device: str
+    in_order: bool
+    device: Any
+    seed: int | None
+    worker_type: Literal["process", "thread"]
+    on_error: Literal["raise", "skip", "replace"] | Callable[[Exception, Any], str]
+    max_worker_restarts: int
+    retry: Any
+    max_failed: float | None
+
+
+class Options(KeywordOptions, total=False):
+    """All options that do not change the type of a batch."""
+
+    sampler: Any
+    batch_sampler: Any
+    num_workers: int | Literal["auto"]
+    pin_memory: bool
+    drop_last: bool
+    timeout: float
+    worker_init_fn: Callable[[int], object] | None
+    multiprocessing_context: Any
+    generator: Any
+
+
+class NumpyOptions(Options, total=False):
+    """Batches are collated by default, and stay NumPy's."""
+
+    collate_fn: None
+    backend: Literal["numpy"]
+
+
+class AnyOptions(Options, total=False):
+    """Batches are collated by default, for any backend."""
+
+    collate_fn: None
+    backend: str | Backend

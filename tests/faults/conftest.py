@@ -1,0 +1,115 @@
+"""Programs of their own for tests of how a program ends, and a fork server that stays while a module is tested."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import psutil
+import pytest
+
+from agnoload.pools.start import release_server, use_server
+
+PATIENCE = 30.0
+"""A bound against hanging, not a measure."""
+
+
+class _User:
+    pass
+
+
+@pytest.fixture(scope="module", autouse=True)
+def server() -> Iterator[None]:
+    """Loaders of one module share a fork server, instead of starting one each."""
+    user = _User()
+    use_server(user)
+    yield
+    release_server(user)
+
+
+@pytest.fixture(autouse=True)
+def nothing_on_stderr(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Neither the loader nor its workers write to standard error; a test that wants something there takes it away."""
+    capfd = request.getfixturevalue("capfd")
+    yield
+    assert capfd.readouterr().err == ""
+
+
+class Program:
+    """A Python program under way, known again, with all that it has started, by a mark in its environment."""
+
+    def __init__(self, process: subprocess.Popen[str], mark: str) -> None:
+        self.process = process
+        self._mark = mark
+
+    @property
+    def stdout(self) -> IO[str]:
+        assert self.process.stdout is not None
+        return self.process.stdout
+
+    def line(self) -> str:
+        """The next line that it prints; blocks until there is one."""
+        return self.stdout.readline().strip()
+
+    def alive(self) -> list[psutil.Process]:
+        """Every process that bears the mark."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.environ().get("AGNOLOAD_MARK") == self._mark and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        return found
+
+    def end(self) -> tuple[int, str, str]:
+        """Wait for its end, and that of all that it has started; exit code and output."""
+        out, err = self.process.communicate(timeout=PATIENCE)
+        return self.process.returncode, out, err
+
+    def gone(self) -> float:
+        """Seconds until the last process that it has started was gone."""
+        began = time.monotonic()
+        while alive := self.alive():
+            psutil.wait_procs(alive, timeout=0.05)
+            assert time.monotonic() - began < PATIENCE, f"processes left: {[p.cmdline() for p in alive]}"
+        return time.monotonic() - began
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Iterator[Callable[..., Program]]:
+    """Starts a program from its text: `program(text, "-W", "error", stdin=False, **environment)`."""
+    started: list[Program] = []
+
+    def start(text: str, *flags: str, stdin: bool = False, **options: Any) -> Program:
+        mark = uuid.uuid4().hex
+        path = tmp_path / "program.py"
+        path.write_text(text)
+        environment = {**os.environ, "AGNOLOAD_MARK": mark, "PYTHONUNBUFFERED": "1"}
+        process = subprocess.Popen(
+            [sys.executable, *flags, "-" if stdin else str(path)],
+            stdin=path.open() if stdin else subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=tmp_path,
+            env=environment,
+            start_new_session=True,
+            **options,
+        )
+        started.append(Program(process, mark))
+        return started[-1]
+
+    yield start
+    for one in started:
+        with one.process:
+            if one.process.poll() is None:
+                one.process.kill()
+        for process in one.alive():
+            with contextlib.suppress(psutil.Error):
+                process.kill()

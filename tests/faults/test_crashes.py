@@ -1,0 +1,270 @@
+"""The crash matrix: every way to fail, at every place where a user's code runs, with every start method.
+
+For each cell: which error comes, that what was finished before comes first, and, by the fixture around every test, that
+nothing is left.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from agnoload import DataLoader, WorkerDied, WorkerTimeout
+
+METHODS = ("forkserver", "spawn", "fork")
+STARTED = ("forkserver", pytest.param("spawn", marks=pytest.mark.slow), "fork")
+PATIENCE = {"forkserver": 1, "spawn": 6, "fork": 1}
+"""Seconds for a batch where none comes; an interpreter must have started within them."""
+DEEDS = ("raise", "sys.exit", "os._exit", "SIGKILL", "SIGSEGV", "MemoryError", "RecursionError", "hang")
+DEADLY = {"os._exit": 7, "SIGKILL": -signal.SIGKILL, "SIGSEGV": -signal.SIGSEGV}
+RAISED = {
+    "raise": KeyError,
+    "sys.exit": SystemExit,
+    "MemoryError": MemoryError,
+    "RecursionError": RecursionError,
+    "hang": WorkerTimeout,
+}
+PLACES = ("unpickling", "worker_init_fn", "getitem", "getitems", "collate", "encoding", "half-written slot")
+
+
+def do(deed: str) -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if deed == "raise":
+        raise KeyError("deed")
+    if deed == "sys.exit":
+        sys.exit(3)
+    if deed == "os._exit":
+        os._exit(7)
+    if deed in ("SIGKILL", "SIGSEGV"):
+        os.kill(os.getpid(), getattr(signal, deed))
+    if deed == "MemoryError":
+        bytearray(1 << 62)
+    if deed == "RecursionError":
+        do(deed)
+    if deed == "hang":
+        while True:
+            time.sleep(60)
+
+
+class Numbers:
+    """The ints 0 to 7; at 3, or when it is unpickled, the deed is done."""
+
+    def __init__(self, deed: str, place: str) -> None:
+        self.deed, self.place = deed, place
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> int:
+        if index == 3 and self.place == "getitem":
+            do(self.deed)
+        return index
+
+    def __setstate__(self, state: dict[str, str]) -> None:
+        self.__dict__.update(state)
+        if self.place == "unpickling":
+            do(self.deed)
+
+
+class Batches(Numbers):
+    def __getitems__(self, indices: list[int]) -> list[int]:
+        if 3 in indices:
+            do(self.deed)
+        return indices
+
+
+class Trap:
+    """Does the deed when it is pickled."""
+
+    def __init__(self, deed: str) -> None:
+        self.deed = deed
+
+    def __reduce__(self) -> tuple[object, ...]:
+        do(self.deed)
+        return Trap, (self.deed,)
+
+
+class Collate:
+    def __init__(self, deed: str, place: str) -> None:
+        self.deed, self.place = deed, place
+
+    def __call__(self, samples: list[int]) -> object:
+        if samples == [3]:
+            if self.place == "collate":
+                do(self.deed)
+            elif self.place == "encoding":
+                return Trap(self.deed)
+            elif self.place == "half-written slot":
+                return [np.full(1 << 18, 7.0), Trap(self.deed)]
+        return samples
+
+
+def until_error(loader: DataLoader) -> tuple[list, BaseException]:
+    """What a loader gives before it fails, and how it fails."""
+    got = []
+    try:
+        with loader:
+            for batch in loader:
+                got.append(batch)  # what came before the error counts
+    except BaseException as error:
+        return got, error
+    raise AssertionError(f"no error after {got}")
+
+
+def quick(deed: str, place: str, method: str) -> bool:
+    """The cells that are always run: every deed in `__getitem__`, and two deeds everywhere."""
+    return method == "forkserver" and (place == "getitem" or deed in ("raise", "SIGKILL"))
+
+
+CELLS = [
+    pytest.param(deed, place, method, marks=() if quick(deed, place, method) else pytest.mark.slow)
+    for method in METHODS
+    for place in PLACES
+    for deed in DEEDS
+    if (method, place) != ("fork", "unpickling")  # nothing is pickled there
+]
+
+
+@pytest.mark.parametrize(("deed", "place", "method"), CELLS)
+def test_a_crash_is_an_error_that_says_what_and_leaves_nothing(deed: str, place: str, method: str) -> None:
+    numbers = (Batches if place == "getitems" else Numbers)(deed, place)
+    loader = DataLoader(
+        numbers,
+        1,
+        num_workers=2,
+        collate_fn=Collate(deed, place),
+        worker_init_fn=(lambda _: do(deed)) if place == "worker_init_fn" else None,
+        multiprocessing_context=method,
+        timeout=PATIENCE[method] if deed == "hang" else 0,
+    )
+    got, error = until_error(loader)
+    at_start = place in ("unpickling", "worker_init_fn")
+    assert got == ([] if at_start else [[0], [1], [2]])
+    if deed in DEADLY:
+        assert isinstance(error, WorkerDied)
+        assert error.exitcode == DEADLY[deed]
+        assert (error.batch, error.indices) == ((None, None) if at_start else (3, [3]))
+        assert error.worker in (0, 1)
+        assert str(error.pid) in str(error)
+    else:
+        assert type(error) is RAISED[deed]
+    text = "\n".join([str(error), *getattr(error, "__notes__", [])])
+    assert "worker" in text
+    assert at_start or "batch 3" in text
+    if deed == "hang":
+        assert "do" in text.split("its stack:")[1]  # where it hangs
+
+
+class Opened:
+    """Does the deed when it is unpickled, which is in the parent."""
+
+    def __init__(self, deed: str) -> None:
+        self.deed = deed
+
+    def __setstate__(self, state: dict[str, str]) -> None:
+        do(state["deed"])
+
+
+class GivesOpened(Numbers):
+    def __getitem__(self, index: int) -> object:
+        return Opened(self.deed) if index == 3 else index
+
+
+@pytest.mark.parametrize("method", STARTED)
+@pytest.mark.parametrize("deed", ["raise", "sys.exit", "MemoryError", "RecursionError"])
+def test_a_batch_that_fails_to_be_decoded_is_an_error_in_its_place(deed: str, method: str) -> None:
+    loader = DataLoader(
+        GivesOpened(deed, "decoding"), 1, num_workers=2, collate_fn=list, multiprocessing_context=method
+    )
+    got, error = until_error(loader)
+    assert got == [[0], [1], [2]]
+    assert type(error) is RAISED[deed]
+    assert any("batch 3 (indices [3])" in note and "decoded" in note for note in error.__notes__)
+
+
+PARENT = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+import os, signal, time, agnoload
+
+class Opened:
+    def __setstate__(self, state):
+        print("opened", flush=True)
+        if {deed!r} == "hang":
+            time.sleep(60)
+        if {deed!r} == "os._exit":
+            os._exit(7)
+        os.kill(os.getpid(), getattr(signal, {deed!r}))
+    def __reduce__(self):
+        return (Opened, (), {{"a": 1}})
+
+class Data:
+    def __len__(self): return 8
+    def __getitem__(self, index): return Opened() if index == 3 else index
+
+for batch in agnoload.DataLoader(Data(), 1, num_workers=2, collate_fn=list):
+    print(batch, flush=True)
+"""
+
+
+@pytest.mark.parametrize("deed", ["os._exit", "SIGKILL", "SIGSEGV", "hang"])
+def test_a_parent_that_dies_over_a_batch_leaves_nothing(deed: str, program) -> None:
+    one = program(PARENT.format(deed=deed))
+    while one.line() != "opened":  # a batch is decoded when it arrives, perhaps before those ahead of it
+        pass
+    if deed == "hang":
+        one.process.send_signal(signal.SIGINT)
+    code, _, err = one.end()
+    assert code == {**DEADLY, "hang": -signal.SIGINT}[deed]
+    one.gone()
+    assert err.count("Traceback") == (deed == "hang")
+
+
+class Rendezvous:
+    """Sample 1 begins in one worker and never ends, sample 0 ends in the other once sample 1 has begun."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> int:
+        with open(self.path, "rb" if index == 0 else "wb"):  # each waits for the other
+            pass
+        if index == 1:
+            do("hang")
+        return os.getpid()
+
+
+@pytest.mark.parametrize("method", STARTED)
+@pytest.mark.parametrize("deed", ["SIGKILL", "SIGSEGV", "SIGTERM"])
+def test_the_death_of_an_idle_worker_is_an_error(deed: str, method: str, tmp_path) -> None:
+    os.mkfifo(tmp_path / "meet")
+    loader = DataLoader(Rendezvous(str(tmp_path / "meet")), 1, num_workers=2, multiprocessing_context=method)
+    with loader:
+        batches = iter(loader)
+        (idle,) = next(batches).tolist()
+        os.kill(idle, getattr(signal, deed))
+        with pytest.raises(WorkerDied, match="while it was idle") as caught:
+            next(batches)
+    assert (caught.value.pid, caught.value.exitcode) == (idle, -getattr(signal, deed))
+    assert (caught.value.batch, caught.value.indices) == (None, None)
+
+
+@pytest.mark.parametrize("method", STARTED)
+def test_a_stopped_worker_does_not_outlive_its_loader(method: str, tmp_path) -> None:
+    os.mkfifo(tmp_path / "meet")
+    loader = DataLoader(Rendezvous(str(tmp_path / "meet")), 1, num_workers=2, multiprocessing_context=method, timeout=5)
+    batches = iter(loader)
+    (idle,) = next(batches).tolist()
+    os.kill(idle, signal.SIGSTOP)
+    with pytest.raises(WorkerTimeout, match=r"batch 1 \(indices \[1\]\)"):
+        next(batches)
+    loader.close()

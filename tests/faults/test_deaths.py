@@ -1,0 +1,422 @@
+"""Workers that die: what is said, what is delivered, and how a loader goes on without them."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import resource
+import select
+import signal
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from agnoload import DataLoader, WorkerDied, sample_rng
+from agnoload.pools import processes
+from agnoload.pools.processes import ProcessPool
+from agnoload.pools.worker import REPLY, Control, Stage
+
+METHODS = ("forkserver", pytest.param("spawn", marks=pytest.mark.slow), "fork")
+
+
+def die(how: str) -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if how == "exit":
+        os._exit(7)
+    os.kill(os.getpid(), getattr(signal, how))
+
+
+class Dies:
+    """The ints 0 to 7 with draws; the worker that loads `at` dies as long as there is another stick in the box."""
+
+    def __init__(self, box: str, at: int = 3, how: str = "SIGKILL") -> None:
+        self.box, self.at, self.how = box, at, how
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> tuple[int, float, float]:
+        if index == self.at:
+            for stick in os.listdir(self.box):
+                os.remove(os.path.join(self.box, stick))
+                die(self.how)
+        return index, sample_rng().random(), np.random.random()
+
+
+@pytest.fixture
+def box(tmp_path) -> Iterator[str]:
+    """A folder; each file in it is one more death."""
+    folder = tmp_path / "box"
+    folder.mkdir()
+    return str(folder)
+
+
+def sticks(box: str, n: int) -> str:
+    for number in range(n):
+        open(os.path.join(box, str(number)), "x").close()
+    return box
+
+
+def until_death(loader: DataLoader) -> tuple[list, WorkerDied]:
+    got = []
+    try:
+        with loader:
+            for batch in loader:
+                got.append(batch)  # what came before the death counts
+    except WorkerDied as error:
+        return got, error
+    raise AssertionError(f"no death after {got}")
+
+
+def bits(batches: list) -> bytes:
+    """Batches to the last bit."""
+    return b"".join(np.asarray(leaf).tobytes() for batch in batches for leaf in batch)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("how", "said"), [("SIGKILL", "SIGKILL"), ("SIGSEGV", "SIGSEGV"), ("exit", "exit code 7")])
+def test_c42_a_death_says_who_what_and_where_after_what_was_finished(how, said, method, box) -> None:
+    got, error = until_death(DataLoader(Dies(sticks(box, 1), 3, how), 1, num_workers=2, multiprocessing_context=method))
+    assert [int(batch[0][0]) for batch in got] == [0, 1, 2]
+    assert said in str(error)
+    assert "batch 3 (indices [3])" in str(error)
+    assert f"worker {error.worker} (pid {error.pid})" in str(error)
+    assert (error.batch, error.indices, error.oom_kills) == (3, [3], 0)
+    assert error.exitcode == {"SIGKILL": -9, "SIGSEGV": -11, "exit": 7}[how]
+
+
+def test_c42_a_crash_tells_the_python_stack(box) -> None:
+    _, error = until_death(DataLoader(Dies(sticks(box, 1), 3, "SIGSEGV"), 1, num_workers=1))
+    (note,) = error.__notes__
+    assert "Segmentation fault" in note
+    assert "in die" in note
+    assert "in __getitem__" in note
+
+
+@pytest.mark.parametrize("method", ["forkserver", "fork"])
+def test_c42_a_death_tells_how_much_memory_the_worker_had(method) -> None:
+    class Grows:
+        def __len__(self) -> int:
+            return 1
+
+        def __getitem__(self, index: int) -> int:
+            self.memory = np.ones(40 << 17)  # 40 MiB
+            die("SIGKILL")
+            return index
+
+    _, error = until_death(DataLoader(Grows(), 1, num_workers=1, multiprocessing_context=method))
+    assert error.rss is not None
+    assert error.rss > 40 << 20
+    assert f"{error.rss / 2**20:,.0f} MiB" in str(error)
+
+
+def test_c42_a_death_tells_of_kills_for_memory(box, monkeypatch) -> None:
+    counts = iter([5, 7])
+    monkeypatch.setattr(processes, "oom_kills", lambda: next(counts))
+    _, error = until_death(DataLoader(Dies(sticks(box, 1)), 1, num_workers=1))
+    assert error.oom_kills == 2
+    assert "2 out-of-memory kills" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "line"),
+    [("memory.events", "low 0\noom 3\noom_kill 2\n", "0::/"), ("memory.oom_control", "oom_kill 2\n", "5:cpu,memory:/")],
+)
+def test_the_kernels_count_is_read_in_both_forms(name, text, line, tmp_path, monkeypatch) -> None:
+    (tmp_path / name).write_text(text)
+    monkeypatch.setattr(processes, "_oom_files", lambda: [tmp_path / "none", tmp_path / name])
+    assert processes.oom_kills() == 2
+    monkeypatch.undo()
+    assert all(path.name in ("memory.events", "memory.oom_control") for path in processes._oom_files())
+
+
+def test_errors_keep_what_they_carry_when_they_are_pickled() -> None:
+    error = WorkerDied("gone", 1, 912, -9, 17, [5, 6], 2, 1 << 20)
+    error.add_note("a note")
+    back = pickle.loads(pickle.dumps(error))
+    assert vars(back) == vars(error)
+    assert str(back) == "gone"
+
+
+# ---------------------------------------------------------------------------------------------- restarts
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("in_order", [True, False])
+def test_c42_after_a_restart_the_epoch_is_bit_identical(in_order, method, box) -> None:
+    undisturbed = list(DataLoader(Dies(box), 2, shuffle=True, seed=5))
+    loader = DataLoader(
+        Dies(sticks(box, 1)), 2, shuffle=True, seed=5, num_workers=2, max_worker_restarts=1, in_order=in_order,
+        multiprocessing_context=method,
+    )  # fmt: skip
+    with loader:
+        got = list(loader)
+    key = {int(batch[0][0]): place for place, batch in enumerate(undisturbed)}
+    got = got if in_order else sorted(got, key=lambda batch: key[int(batch[0][0])])
+    assert bits(got) == bits(undisturbed)
+    assert os.listdir(box) == []  # it did die
+
+
+def test_a_request_that_kills_two_workers_is_the_culprit(box) -> None:
+    got, error = until_death(DataLoader(Dies(sticks(box, 3)), 1, num_workers=2, max_worker_restarts=9))
+    assert [int(batch[0][0]) for batch in got] == [0, 1, 2]
+    assert "two workers in a row" in str(error)
+    assert (error.batch, error.indices) == (3, [3])
+    assert len(os.listdir(box)) == 1
+
+
+def test_restarts_are_used_up(box) -> None:
+    class DiesEverywhere(Dies):
+        def __getitem__(self, index: int) -> tuple[int, float, float]:
+            if not os.path.exists(os.path.join(self.box, str(index))):
+                open(os.path.join(self.box, str(index)), "x").close()
+                die("SIGKILL")
+            return index, 0.0, 0.0
+
+    got, error = until_death(DataLoader(DiesEverywhere(box), 1, num_workers=1, max_worker_restarts=3))
+    assert [int(batch[0][0]) for batch in got] == [0, 1, 2]
+    assert error.batch == 3
+    assert "in a row" not in str(error)
+
+
+def test_a_worker_that_dies_at_its_start_is_restarted(box) -> None:
+    def init(_: int) -> None:
+        for stick in os.listdir(sticks_in):
+            os.remove(os.path.join(sticks_in, stick))
+            die("SIGKILL")
+
+    sticks_in = sticks(box, 1)
+    with DataLoader(range(4), 2, num_workers=1, worker_init_fn=init, max_worker_restarts=1) as loader:
+        assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3]]
+
+
+def test_a_worker_that_always_dies_at_its_start_is_given_up() -> None:
+    _, error = until_death(
+        DataLoader(range(4), num_workers=1, worker_init_fn=lambda _: die("exit"), max_worker_restarts=2)
+    )
+    assert error.batch is None
+    assert "before its first batch" in str(error)
+
+
+def test_an_idle_worker_that_dies_is_replaced(tmp_path) -> None:
+    os.mkfifo(tmp_path / "meet")
+
+    class Rendezvous:
+        """Sample 1 is begun by one worker, then sample 0 ended by the other; sample 1 waits for the end of that one."""
+
+        def __init__(self, path: str) -> None:
+            self.path = path
+
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, index: int) -> int:
+            if index < 2:
+                with open(self.path, "rb" if index == 0 else "wb"):
+                    pass
+            if index == 1:
+                with open(self.path, "rb") as told:
+                    told.read()
+            return os.getpid()
+
+    with DataLoader(Rendezvous(str(tmp_path / "meet")), 1, num_workers=2, max_worker_restarts=1) as loader:
+        batches = iter(loader)
+        first = next(batches)
+        os.kill(int(first[0]), signal.SIGKILL)
+        with open(tmp_path / "meet", "wb"):
+            pass
+        rest = list(batches)
+    assert len(rest) == 3
+
+
+def test_kept_workers_that_have_died_between_epochs_are_replaced() -> None:
+    class Pid:
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, index: int) -> int:
+            return os.getpid()
+
+    with DataLoader(Pid(), 1, num_workers=1, persistent_workers=True) as loader:
+        (pid,) = {int(batch[0]) for batch in loader}
+        (again,) = {int(batch[0]) for batch in loader}
+        assert again == pid
+        os.kill(pid, signal.SIGKILL)
+        select.select([loader._idle._pool._processes[0].sentinel], [], [])
+        (other,) = {int(batch[0]) for batch in loader}
+    assert other != pid
+
+
+def test_a_kept_worker_that_dies_over_what_nobody_wants_is_an_error_all_the_same(tmp_path) -> None:
+    os.mkfifo(tmp_path / "gate")
+
+    class Dawdles:
+        def __init__(self, gate: str) -> None:
+            self.gate = gate
+
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, index: int) -> int:
+            if index == 1:
+                with open(self.gate, "rb") as gate:
+                    gate.read()
+                die("SIGKILL")
+            return index
+
+    dataset = Dawdles(str(tmp_path / "gate"))
+    with DataLoader(dataset, 1, num_workers=1, persistent_workers=True) as loader:
+        batches = iter(loader)
+        assert next(batches).tolist() == [0]
+        with open(tmp_path / "gate", "wb"):  # the worker is in sample 1
+            batches.close()
+            batches = iter(loader)
+        with pytest.raises(WorkerDied, match=r"batch 1 \(indices \[1\]\)"):  # and dies there
+            next(batches)
+        batches = iter(loader)  # with a fresh one
+        assert next(batches).tolist() == [0]
+
+
+# ---------------------------------------------------------------------------------------------- between two lines
+
+
+def _lethal(claims: dict[int, int], control: type[Control]):
+    """`Control.claim` that kills worker 0 between reading its n-th ticket and claiming it."""
+    claim = control.claim
+
+    def lethal(self: Control, worker: int, number: int, stage: Stage) -> None:
+        claims[worker] = claims.get(worker, 0) + 1
+        if worker == 0 and claims[0] == claims["at"]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        claim(self, worker, number, stage)
+
+    return lethal
+
+
+@pytest.mark.parametrize("at", [1, 2])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_death_between_reading_a_ticket_and_claiming_it_loses_nothing(at, workers, monkeypatch) -> None:
+    monkeypatch.setattr(Control, "claim", _lethal({"at": at}, Control))
+    loader = DataLoader(range(40), 2, num_workers=workers, multiprocessing_context="fork", max_worker_restarts=1)
+    with loader:
+        pool = iter(loader)
+        monkeypatch.undo()  # the worker that takes its place is an ordinary one
+        assert [batch.tolist() for batch in pool] == [[n, n + 1] for n in range(0, 40, 2)]
+
+
+def test_a_death_between_reading_a_ticket_and_claiming_it_is_an_error_without_restarts(monkeypatch) -> None:
+    monkeypatch.setattr(Control, "claim", _lethal({"at": 3}, Control))
+    got, error = until_death(DataLoader(range(8), 1, num_workers=1, multiprocessing_context="fork"))
+    assert [batch.tolist() for batch in got] == [[0], [1]]
+    assert error.batch == 2
+
+
+def test_a_worker_frozen_before_its_claim_that_wakes_later_doubles_nothing(tmp_path, monkeypatch) -> None:
+    """Worker 0 reads a ticket and is held; worker 1 dies meanwhile, and worker 0's request is taken for lost, too."""
+    for name in ("held", "gate"):
+        os.mkfifo(tmp_path / name)
+    claim, claims = Control.claim, {0: 0, 1: 0}
+
+    def hindered(self: Control, worker: int, number: int, stage: Stage) -> None:
+        claims[worker] += 1
+        if worker == 0 and claims[0] == 1:
+            with open(tmp_path / "held", "wb"), open(tmp_path / "gate", "rb"):
+                pass
+        if worker == 1 and claims[1] == 3:
+            with open(tmp_path / "held", "rb"):
+                os.kill(os.getpid(), signal.SIGKILL)
+        claim(self, worker, number, stage)
+
+    monkeypatch.setattr(Control, "claim", hindered)
+    loader = DataLoader(
+        range(60), 1, num_workers=2, multiprocessing_context="fork", max_worker_restarts=1, prefetch_factor=10
+    )
+    with loader:
+        batches = iter(loader)
+        monkeypatch.undo()  # the worker that takes the dead one's place is an ordinary one
+        got = [next(batches).tolist() for _ in range(30)]
+        with open(tmp_path / "gate", "wb"):
+            pass
+        got += [batch.tolist() for batch in batches]
+        assert got == [[n] for n in range(60)]
+
+
+# ---------------------------------------------------------------------------------------------- what is not trusted
+
+
+class Pid:
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def _ticket(**changes: int) -> bytes:
+    fields = {
+        "number": 0,
+        "slot": 2,
+        "worker": 0,
+        "kind": 0,
+        "check": 0,
+        "offset": 0,
+        "nbytes": 0,
+        "arrays": 0,
+        "end": 0,
+    }
+    return REPLY.pack(*{**fields, **changes}.values(), 1, 0.0, 0.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    "ticket",
+    [
+        _ticket(worker=5),
+        _ticket(worker=-1),
+        _ticket(slot=-1),
+        _ticket(slot=1 << 40),
+        _ticket(slot=0),
+        _ticket(offset=-8),
+        _ticket(nbytes=-8),
+        _ticket(offset=64, nbytes=64, end=100),
+        b"something else",
+    ],
+)
+def test_a_broken_ticket_is_refused(ticket, tmp_path) -> None:
+    os.mkfifo(tmp_path / "never")
+    gate = str(tmp_path / "never")
+
+    class Waits(Pid):
+        def __getitem__(self, index: int) -> int:
+            with open(gate, "rb"):
+                return index
+
+    with DataLoader(Waits(), 1, num_workers=1) as loader:
+        batches = iter(loader)
+        os.write(batches._pool._replies_w, ticket)
+        with pytest.raises(WorkerDied, match="not trusted any more"):
+            next(batches)
+
+
+def test_a_slot_that_is_not_what_the_worker_wrote_is_refused(monkeypatch) -> None:
+    taken = ProcessPool._take
+
+    def scribbled(self: ProcessPool, *ticket) -> None:
+        slot = self.arena[ticket[1]]
+        slot.view[ticket[5]] ^= 1
+        taken(self, *ticket)
+
+    monkeypatch.setattr(ProcessPool, "_take", scribbled)
+    with DataLoader(Pid(), 1, num_workers=1) as loader, pytest.raises(WorkerDied, match=r"batch 0 \(indices \[0\]\)"):
+        next(iter(loader))
+
+
+def test_a_worker_that_closes_what_is_not_its_own_dies_with_its_last_words() -> None:
+    class Closes(Pid):
+        def __getitem__(self, index: int) -> int:
+            os.closerange(3, 256)
+            return index
+
+    _, error = until_death(DataLoader(Closes(), 1, num_workers=1))
+    assert "exit code 1" in str(error)
+    assert "Bad file descriptor" in error.__notes__[0]
