@@ -501,8 +501,8 @@ class DataLoader(Generic[SampleT, BatchT]):
         )
         if plan.replays:
             self._say_once(
-                "the stream has no state_dict of its own, so resuming reads it again from the start of the epoch up to "
-                "where it was: give it state_dict and load_state_dict to spare that"
+                "the stream has no state_dict of its own, so resuming replays it: it reads it again from the start of "
+                "the epoch up to where it was. Give it state_dict and load_state_dict to spare that"
             )
         if 0 < plan.lanes < workers:
             self._say_once(
