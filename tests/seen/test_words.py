@@ -204,5 +204,5 @@ def test_the_command_says_what_this_machine_offers() -> None:
     assert "forkserver" in lines[3]
     listed = {line.split()[0]: line.split(maxsplit=1)[1] for line in lines[5:]}
     assert listed["numpy"] == "ready"
-    for name in ("torch", "jax", "cupy"):
+    for name in {"torch", "jax", "cupy"} & listed.keys():  # those that an installed wheel tells of
         assert f"pip install agnoload[{name}]" in listed[name]
