@@ -70,7 +70,9 @@ def _left(before: _Open, after: _Open) -> list[str]:
     allowed = before.descriptors + Counter({"socket": 2, "pipe": 4} if after.servers - before.servers else {})
     left += [f"{n} more of descriptor {kind}" for kind, n in sorted((after.descriptors - allowed).items())]
     files = after.shared_memory - before.shared_memory
-    left += [f"/dev/shm/{name}" for name in sorted(files - _used_by_others(files, after.processes))]
+    files -= _used_by_others(files, after.processes)
+    # Another program that ended meanwhile took its files along; what is left by us is still there.
+    left += [f"/dev/shm/{name}" for name in sorted(files) if os.path.exists(f"/dev/shm/{name}")]
     return left
 
 
