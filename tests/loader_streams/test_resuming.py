@@ -21,36 +21,36 @@ def plain(batch):
     return batch.tolist() if isinstance(batch, np.ndarray) else batch
 
 
-def epochs_of(loader, epochs):
-    return [plain(batch) for _ in range(epochs) for batch in loader]
-
-
 def through_json(state):
     text = json.dumps(state)
     return json.loads(text)
 
 
-def check_every_batch(make, epochs=2, others=None, quiet=True):
-    """Resume at every batch of an epoch, also at its end and with other workers, and compare all that follows."""
+def check_every_batch(make, others=None, quiet=True):
+    """Resume at every batch of an epoch, before and after its end was seen, and compare all that follows.
+
+    That is the rest of the epoch; at the end, and from one place in the middle, also the epoch that comes next.
+    """
     loader = make()
     states, whole = [loader.state_dict()], []
     for batch in loader:
         whole.append(plain(batch))
         states.append(through_json(loader.state_dict()))
-    states.append(through_json(loader.state_dict()))  # after the loop has seen the end
+    states.append(through_json(loader.state_dict()))
     batches = len(whole)
-    for _ in range(epochs - 1):
-        whole += [plain(batch) for batch in loader]
+    whole += [plain(batch) for batch in loader]
     for place, state in enumerate(states):
         resumed = (others or make)()
         resumed.load_state_dict(state)
         assert resumed.state_dict() == state, place
         with warnings.catch_warnings():
             warnings.simplefilter("error" if quiet else "ignore")
-            done = min(place, batches)
-            ahead = 0 if done == batches else 1
-            found = epochs_of(resumed, epochs - 1 + ahead)
-            assert found == whole[done:], place
+            if place >= batches:
+                assert [plain(batch) for batch in resumed] == whole[batches:], place
+                continue
+            assert [plain(batch) for batch in resumed] == whole[place:batches], place
+            if place == batches // 2:
+                assert [plain(batch) for batch in resumed] == whole[batches:]
     return whole
 
 
@@ -115,10 +115,10 @@ def test_the_edges_of_a_stream(kit, workers):
     """Drop last, without batches, empty, and a length that the batches divide."""
     options = {"seed": 1, "num_workers": workers}
     for size, settings in itertools.product((4, 5), ({}, {"drop_last": True})):
-        check_every_batch(lambda s=size, o=settings: DataLoader(kit.Resumable(10), s, **o, **options), epochs=3)
-    check_every_batch(lambda: DataLoader(kit.Resumable(4), None, **options), epochs=3)
+        check_every_batch(lambda s=size, o=settings: DataLoader(kit.Resumable(10), s, **o, **options))
+    check_every_batch(lambda: DataLoader(kit.Resumable(4), None, **options))
     check_every_batch(lambda: DataLoader(kit.ResumableShards(9, 3), None, **options))
-    check_every_batch(lambda: DataLoader(kit.Resumable(2), 4, drop_last=True, **options), epochs=3)
+    check_every_batch(lambda: DataLoader(kit.Resumable(2), 4, drop_last=True, **options))
 
 
 def test_three_resumes_in_one_epoch(kit):
@@ -318,20 +318,32 @@ def test_several_tar_files_are_read_in_lanes_and_resumed_at_every_batch(kit, tmp
     assert sorted(texts) == sorted(f"sample {number}" for number in range(20))
 
 
-@pytest.mark.parametrize(("workers", "kind"), WORKERS)
-def test_parquet_files_are_streamed_and_resumed_at_every_batch(tmp_path, workers, kind):
+def check_parquet(tmp_path, files, rows, workers, kind):
     parquet = pytest.importorskip("pyarrow.parquet")
     arrow = pytest.importorskip("pyarrow")
-    for number in range(3):
-        values = np.arange(number * 7, number * 7 + 7)
+    for number in range(files):
+        values = np.arange(number * rows, (number + 1) * rows)
         table = arrow.table({"x": values.astype(np.float32), "name": [f"row {value}" for value in values]})
         parquet.write_table(table, tmp_path / f"{number}.parquet", row_group_size=3)
     paths = sorted(tmp_path.glob("*.parquet"))
     whole = check_every_batch(
         lambda: DataLoader(FileStream(paths, read_parquet), 2, num_workers=workers, worker_type=kind)
     )
-    rows = [row for batch in whole[:11] for row in zip(batch["x"], batch["name"], strict=True)]
-    assert sorted(rows) == sorted((float(value), f"row {value}") for value in range(21))
+    total = files * rows
+    found = [row for batch in whole[: -(-total // 2)] for row in zip(batch["x"], batch["name"], strict=True)]
+    assert sorted(found) == sorted((float(value), f"row {value}") for value in range(total))
+
+
+@pytest.mark.parametrize(("workers", "kind"), [(0, "process"), (2, "process"), (3, "thread")])
+def test_parquet_files_are_streamed_and_resumed_at_every_batch(tmp_path, workers, kind):
+    files, rows = (2, 4) if kind == "process" and workers else (3, 7)
+    check_parquet(tmp_path, files, rows, workers, kind)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_more_parquet_files_in_processes(tmp_path, workers):
+    check_parquet(tmp_path, 4, 7, workers, "process")
 
 
 @pytest.mark.parametrize("workers", [0, 2])
