@@ -14,6 +14,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
+from dataclasses import fields
 from functools import partial
 from typing import Any, Generic, Literal, NamedTuple, Self, TypeVar, Unpack, overload
 
@@ -744,6 +745,21 @@ class DataLoader(Generic[SampleT, BatchT]):
                 self._counted = sums
             self._choice = choice
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Travels, and is copied, as its options and its place; no worker and no iterator goes along."""
+        options = {field.name: getattr(self._options, field.name) for field in fields(self._options)}
+        del options["stream"]
+        options["multiprocessing_context"] = options.pop("context")
+        options["num_workers"] = "auto" if self._options.num_workers is None else self._options.num_workers
+        options["timeout"] = self._options.timeout or 0
+        if self._options.batch_sampler is not None:
+            options["batch_size"] = 1
+        if self._options.sampler is not None or self._options.stream or self._options.batch_sampler is not None:
+            options["shuffle"] = None
+        own = type(self._backend) is not type(plugins.get_backend(self._backend.name))
+        options["backend"] = self._backend if own else self._backend.name
+        return _again, (type(self), options, self.state_dict())
+
     def close(self) -> None:
         """End all workers, within a second whatever they do; twice is fine, and iterating again starts afresh.
 
@@ -816,6 +832,14 @@ def _rate(batches: Callable[[], Iterable[Any]], seconds: float) -> tuple[float, 
         if count == before:
             raise OptionError("benchmark needs at least one batch, this loader has none")
     return (count - 1) / (now - began - first) if count > 1 else 1 / first, first
+
+
+def _again(kind: type[DataLoader[Any, Any]], options: dict[str, Any], state: dict[str, Any]) -> DataLoader[Any, Any]:
+    """A loader with these options, at this place."""
+    loader = kind.__new__(kind)
+    DataLoader.__init__(loader, **options)
+    loader.load_state_dict(state)
+    return loader
 
 
 class _Idle:
