@@ -275,7 +275,9 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
                 self._say(text)
         except Exception as warning:  # it is an error where the user has said so
             return reply._replace(error=warning, batch=None)
-        if self._ceiling is not None and (error := self._ceiling.count(epoch, reply.samples, failures)):
+        if self._ceiling is None or reply.error is not None:
+            return reply
+        if error := self._ceiling.count(epoch, reply.samples, failures):
             return reply._replace(error=error, batch=None)
         return reply
 

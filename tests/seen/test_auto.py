@@ -20,6 +20,7 @@ import agnoload.auto
 import agnoload.loader
 from agnoload import cores
 from agnoload.auto import Choice, adjusted, choose_for_stream, choose_workers
+from agnoload.ranks import local_world_size
 from agnoload.stats import Sums
 
 MIB = 1 << 20
@@ -91,16 +92,52 @@ def test_c55_the_quota_of_a_control_group_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: str, files: dict[str, str], expected: int
 ) -> None:
     monkeypatch.setattr(cores, "affine_cores", lambda: 16)
-    assert cores.usable_cores(groups(tmp_path, lines, files)) == expected
+    monkeypatch.setattr(cores, "machine_cores", lambda: 16)
+    assert cores.usable_cores(root=groups(tmp_path, lines, files)) == expected
 
 
 def test_affinity_counts_where_it_allows_less_than_the_quota(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cores, "affine_cores", lambda: 3)
-    assert cores.usable_cores(groups(tmp_path, "0::/box\n", {"box/cpu.max": "800000 100000"})) == 3
+    monkeypatch.setattr(cores, "machine_cores", lambda: 16)
+    assert cores.usable_cores(root=groups(tmp_path, "0::/box\n", {"box/cpu.max": "800000 100000"})) == 3
+
+
+@pytest.mark.parametrize(
+    ("affine", "quota", "sharing", "expected"),
+    [(64, None, 8, 8), (64, 16, 8, 2), (64, 4, 8, 1), (8, None, 8, 8), (4, None, 8, 4), (64, None, 100, 1)],
+)
+def test_processes_that_train_together_divide_the_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, affine: int, quota: int | None, sharing: int, expected: int
+) -> None:
+    monkeypatch.setattr(cores, "affine_cores", lambda: affine)
+    monkeypatch.setattr(cores, "machine_cores", lambda: 64)
+    files = {} if quota is None else {"box/cpu.max": f"{quota}00000 100000"}
+    assert cores.usable_cores(sharing, groups(tmp_path, "0::/box\n", files)) == expected
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({}, 1),
+        ({"LOCAL_WORLD_SIZE": "8"}, 8),
+        ({"OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, 2),
+        ({"LOCAL_WORLD_SIZE": "0"}, 1),
+        ({"LOCAL_WORLD_SIZE": "many"}, 1),
+    ],
+)
+def test_who_trains_together_on_a_machine_is_told_by_the_environment(variables: dict[str, str], expected: int) -> None:
+    assert local_world_size(variables) == expected
+
+
+def test_a_loader_takes_its_share_of_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(cores.machine_cores()))
+    loader = agnoload.DataLoader(Endless().map(str), 4, num_workers="auto")
+    assert loader.num_workers == 1
+    loader.close()
 
 
 def test_a_machine_without_control_groups_has_the_cores_of_its_affinity(tmp_path: Path) -> None:
-    assert cores.usable_cores(tmp_path) == len(os.sched_getaffinity(0))
+    assert cores.usable_cores(root=tmp_path) == len(os.sched_getaffinity(0))
     assert cores.quota_cores(tmp_path) is None
     assert cores.memory_limit(tmp_path) is None
     assert cores.usable_memory(tmp_path) == cores.physical_memory()

@@ -52,7 +52,7 @@ def pyright() -> Said:
     return run(["pyright", "--pythonpath", sys.executable], r"^\s*(.+?\.py):(\d+):\d+ - (.*)$")
 
 
-@pytest.fixture(scope="module", params=[mypy, pyright], ids=["mypy", "pyright"])
+@pytest.fixture(scope="module", params=[mypy, pytest.param(pyright, marks=pytest.mark.slow)], ids=["mypy", "pyright"])
 def said(request: pytest.FixtureRequest) -> Said:
     check: Callable[[], Said] = request.param
     if importlib.util.find_spec(check.__name__) is None:
