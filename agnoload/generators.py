@@ -203,8 +203,9 @@ class ProcessGenerators:
         self._python.seed(philox)
         np.random.set_bit_generator(self._lent)  # type: ignore[attr-defined]  # and forget a normal number held back
         self._numpy.seed(philox)
+        number = int(philox.random_raw())  # one for all: who else is loaded here must change nothing
         for backend in plugins.loaded_backends():
-            backend.seed(int(philox.random_raw()))
+            backend.seed(number)
 
     def save(self) -> Any:
         """All their states, for `restore`; a normal number that `np.random` holds back is taken out of it."""
@@ -315,17 +316,18 @@ class _Known(NamedTuple):
 
 def settable(thing: Any) -> _Known | None:
     """How to set a generator; None for what is none."""
-    if isinstance(thing, np.random.Generator):
+    kind = type(thing)  # and not isinstance, which asks an object for the class that it pretends to be
+    if issubclass(kind, np.random.Generator):
         return _Known(_numpy(thing.bit_generator, None))
-    if isinstance(thing, np.random.RandomState):
+    if issubclass(kind, np.random.RandomState):
         return _Known(_numpy(thing._bit_generator, thing))
-    if isinstance(thing, np.random.BitGenerator):
+    if issubclass(kind, np.random.BitGenerator):
         return _Known(_numpy(thing, None))
-    if isinstance(thing, random.Random):
-        own = type(thing).random is random.Random.random and type(thing).getrandbits is random.Random.getrandbits
+    if issubclass(kind, random.Random):
+        own = kind.random is random.Random.random and kind.getrandbits is random.Random.getrandbits
         return _Known(PythonGenerator(thing) if own else None)
     for backend in plugins.loaded_backends():
-        if type(thing).__module__.partition(".")[0] == backend.framework:
+        if kind.__module__.partition(".")[0] == backend.framework:
             undo = backend.reseed(thing, 0)
             if undo is not None:
                 undo()
@@ -335,9 +337,9 @@ def settable(thing: Any) -> _Known | None:
 
 def _core(thing: Any) -> Any:
     """The bit generator below a generator of NumPy's; anything else itself."""
-    if isinstance(thing, np.random.Generator):
+    if issubclass(type(thing), np.random.Generator):
         return thing.bit_generator
-    return thing._bit_generator if isinstance(thing, np.random.RandomState) else thing
+    return thing._bit_generator if issubclass(type(thing), np.random.RandomState) else thing
 
 
 def _numpy(source: Any, around: np.random.RandomState | None) -> Settable | None:

@@ -73,12 +73,8 @@ class Progress:
             delivered.remove(first)
             self._plan, self._cut = entries.pop(first)
             self._plan.outstanding -= 1
-            if self._at_end:
+            if self._plan.complete:
                 self._plan.ended()
-
-    @property
-    def _at_end(self) -> bool:
-        return self._plan.exhausted and not self._plan.outstanding
 
     @property
     def epoch(self) -> int:
@@ -88,7 +84,7 @@ class Progress:
     @property
     def place(self) -> Place:
         """Where the data that was yielded ends."""
-        if self._at_end:
+        if self._plan.complete:
             return self._plan.end()
         entries = [self._open[number] for number in self._delivered]
         return self._plan.place_after(self._cut, [cut for plan, cut in entries if plan is self._plan])
@@ -140,6 +136,8 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
         self._stuck: Exception | None = None
         """What the sampler or the next epoch raised: due when all that was asked for before has been delivered."""
         self._yielded = 0
+        self._barren = False
+        """An epoch gave nothing: the one after it would not either."""
         self._since: float | None = None
         self._ends: dict[int, float] = {}
         self.progress = Progress(plan)
@@ -248,7 +246,9 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
                     if self._to_issue is not None:
                         self._to_issue += 1
                     self.progress.delivered(number)
+                    self._barren = self._barren or plan.barren
                     continue
+                plan.given += 1
                 return popped[0], reply
             if not wait and not (len(window) and pool.ready()):
                 return None
@@ -275,7 +275,9 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
                 self._say(text)
         except Exception as warning:  # it is an error where the user has said so
             return reply._replace(error=warning, batch=None)
-        if self._ceiling is not None and (error := self._ceiling.count(epoch, reply.samples, failures)):
+        if self._ceiling is None or reply.error is not None:
+            return reply
+        if error := self._ceiling.count(epoch, reply.samples, failures):
             return reply._replace(error=error, batch=None)
         return reply
 
@@ -287,7 +289,7 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
     def _issue(self) -> None:
         """Submit requests while the window has room and there is something to ask for."""
         window = self._window
-        while window.room and self._to_issue != 0 and self._stuck is None:
+        while window.room and self._to_issue != 0 and self._stuck is None and not self._barren:
             try:
                 item = self._next_item()
             except Exception as error:

@@ -49,27 +49,39 @@ def within_reach(roots: Mapping[str, Any]) -> Iterator[Reached]:
     while waiting and len(seen) < LIMIT:
         reached = waiting.popleft()
         thing = reached.thing
-        if not isinstance(thing, _LEAVES) and id(thing) not in seen:
+        if not issubclass(type(thing), _LEAVES) and id(thing) not in seen:
             seen[id(thing)] = thing
             yield reached
-            many = reached.one_of_many or (isinstance(thing, _CONTAINERS) and len(thing) > LONG)
+            many = reached.one_of_many or (issubclass(type(thing), _CONTAINERS) and _length(thing) > LONG)
             waiting.extend(Reached(reached.path + step, part, many) for step, part in _parts(thing))
 
 
 def _parts(thing: Any) -> Iterator[tuple[str, Any]]:
     """What an object holds, each with a step to it; of a long container the first entry."""
-    if isinstance(thing, _CONTAINERS):
-        return islice(_entries(thing), len(thing) if len(thing) <= LONG else 1)
-    if isinstance(thing, functools.partial):
+    kind = type(thing)  # and not isinstance, which asks an object for the class that it pretends to be
+    if issubclass(kind, _CONTAINERS):
+        return islice(_entries(thing), _length(thing) if _length(thing) <= LONG else 1)
+    if issubclass(kind, functools.partial):
         return iter([(".func", thing.func), (".args", thing.args), (".keywords", thing.keywords)])
-    if isinstance(thing, types.MethodType):
+    if kind is types.MethodType:
         return iter([(".__self__", thing.__self__), ("", thing.__func__)])
-    return _parts_of_function(thing) if isinstance(thing, types.FunctionType) else _parts_of_object(thing)
+    return _parts_of_function(thing) if kind is types.FunctionType else _parts_of_object(thing)
+
+
+def _base(container: Any) -> Any:
+    """The built-in class of a container: its methods are not the user's."""
+    return next(base for base in _CONTAINERS if issubclass(type(container), base))
+
+
+def _length(container: Any) -> int:
+    length: int = _base(container).__len__(container)
+    return length
 
 
 def _entries(container: Any) -> Iterator[tuple[str, Any]]:
-    if not isinstance(container, dict):
-        return ((f"[{place}]", part) for place, part in enumerate(container))
+    base = _base(container)
+    if base is not dict:
+        return ((f"[{place}]", part) for place, part in enumerate(base.__iter__(container)))
     return ((f"[{key!r}]" if type(key) in (str, int) else "[...]", part) for key, part in dict.items(container))
 
 
@@ -84,7 +96,7 @@ def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]
     names = _names(function.__code__)
     for name in names:
         value = function.__globals__.get(name)
-        if not isinstance(value, types.ModuleType):
+        if type(value) is not types.ModuleType:
             yield f".{name}", value
         elif not _needs_no_look(value.__name__):
             yield from ((f".{name}.{inner}", vars(value).get(inner)) for inner in names)

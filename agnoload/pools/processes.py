@@ -687,6 +687,7 @@ def _warn_about_threads() -> None:
     others = threading.active_count() - 1
     if others > 0:
         warn(
-            f"multiprocessing_context='fork' copies this process while {others} more thread{'s' * (others > 1)} may "
-            "hold locks that nobody will release in the copy: a worker can hang for ever. Use the default (forkserver)"
+            f"multiprocessing_context='fork' copies this process of {others + 1} threads, and the {others} that are "
+            "not copied may hold locks that nobody will release in the copy: a worker can hang for ever. Use the "
+            "default (forkserver)"
         )

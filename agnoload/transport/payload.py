@@ -26,8 +26,8 @@ import cloudpickle
 import numpy as np
 
 from agnoload.errors import DatasetNotPicklable
+from agnoload.transport.arena import HUGE, aligned, anonymous_file
 from agnoload.transport.arena import Mapping as Memory
-from agnoload.transport.arena import aligned, anonymous_file
 from agnoload.transport.byvalue import Pickler
 from agnoload.transport.shared import receiving
 
@@ -60,7 +60,9 @@ def pack(value: Any, surroundings: dict[str, Any], parts: Mapping[str, Any], met
     total = max(offset, 1)
     fd = anonymous_file("agnoload-payload", total)
     try:
-        memory = Memory(fd, 0, total).array()
+        mapping = Memory(fd, 0, total)
+        mapping.back(0, total & -HUGE)
+        memory = mapping.array()
         head = _HEAD.pack(len(around), len(header), len(raws), total) + around + bytes(header)
         head += struct.pack(f"<{len(spans)}q", *spans)
         memory[: len(head)] = np.frombuffer(head, np.uint8)

@@ -1,0 +1,396 @@
+"""Generators on the user's objects: each request sees them in a state of its own, or one warning says why not."""
+
+from __future__ import annotations
+
+import functools
+import random
+import warnings
+from itertools import chain
+
+import numpy as np
+import pytest
+
+import agnoload
+from agnoload import AgnoloadWarning, DataLoader
+from agnoload.generators import Twister, find_generators
+from agnoload.reach import LIMIT, LONG, within_reach
+
+
+def draw(generator):
+    """62 bits from a generator of any kind."""
+    if isinstance(generator, np.random.Generator):
+        return int(generator.integers(1 << 62))
+    return generator.getrandbits(62) if isinstance(generator, random.Random) else int(generator.randint(1 << 62))
+
+
+class Keeps(agnoload.Dataset):
+    """A dataset with a generator of its own, made in the constructor."""
+
+    def __init__(self, rng, length=24):
+        self.rng = rng
+        self.length = length
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        return draw(self.rng)
+
+
+KINDS = {
+    "PCG64": lambda: np.random.default_rng(3),
+    "PCG64DXSM": lambda: np.random.Generator(np.random.PCG64DXSM(3)),
+    "SFC64": lambda: np.random.Generator(np.random.SFC64(3)),
+    "Philox": lambda: np.random.Generator(np.random.Philox(3)),
+    "MT19937": lambda: np.random.Generator(np.random.MT19937(3)),
+    "RandomState": lambda: np.random.RandomState(3),
+    "RandomState over PCG64": lambda: np.random.RandomState(np.random.PCG64(3)),
+    "Random": lambda: random.Random(3),
+}
+
+
+def draws(dataset, epochs=3, **options):
+    """What comes, epoch after epoch."""
+    with DataLoader(dataset, 4, **{"seed": 5, "shuffle": True, **options}) as loader:
+        return [list(chain(*(np.asarray(batch).tolist() for batch in loader))) for _ in range(epochs)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_c06_a_generator_of_the_dataset_never_repeats_and_is_the_same_for_any_workers(kind):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        wanted = draws(Keeps(KINDS[kind]()))
+        assert len(set(chain(*wanted))) == 3 * 24
+        assert draws(Keeps(KINDS[kind]())) == wanted
+        assert draws(Keeps(KINDS[kind]()), num_workers=2) == wanted
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_users_own_state_is_put_back(kind):
+    dataset, untouched = Keeps(KINDS[kind]()), KINDS[kind]()
+    draws(dataset, epochs=1)
+    assert [draw(dataset.rng) for _ in range(5)] == [draw(untouched) for _ in range(5)]
+
+
+@pytest.mark.parametrize("kind", ["RandomState", "RandomState over PCG64", "Random"])
+def test_a_normal_number_that_a_generator_holds_back_is_put_back(kind):
+    def normals(generator, count):
+        if isinstance(generator, random.Random):
+            return [generator.gauss(0.0, 1.0) for _ in range(count)]
+        return [generator.standard_normal() for _ in range(count)]
+
+    class Normal(Keeps):
+        def __getitem__(self, index):
+            return normals(self.rng, 1)[0]
+
+    dataset, untouched = Normal(KINDS[kind]()), KINDS[kind]()
+    normals(dataset.rng, 1)
+    normals(untouched, 1)
+    first = draws(dataset, epochs=1)
+    assert normals(dataset.rng, 4) == normals(untouched, 4)
+    assert draws(Normal(KINDS[kind]()), epochs=1, num_workers=1) == first
+
+
+def test_a_change_of_the_seed_changes_what_it_draws():
+    assert not set(chain(*draws(Keeps(random.Random(3))))) & set(chain(*draws(Keeps(random.Random(3)), seed=6)))
+
+
+def test_two_generators_that_began_alike_draw_different_numbers():
+    class Two(Keeps):
+        def __init__(self):
+            super().__init__(np.random.default_rng(0))
+            self.other = np.random.default_rng(0)
+
+        def __getitem__(self, index):
+            return [draw(self.rng), draw(self.other)]
+
+    assert len(set(chain(*draws(Two(), collate_fn=lambda samples: np.array(list(chain(*samples))))))) == 3 * 48
+
+
+def test_two_generators_over_one_bit_generator_are_one():
+    bits = np.random.PCG64(0)
+    found = find_generators({"dataset": [np.random.Generator(bits), np.random.Generator(bits), bits]})
+    assert [each.path for each in found] == ["dataset[0]"]
+
+
+class Jitter:
+    def __init__(self, rng):
+        self.rng = rng
+
+    def __call__(self, sample):
+        return draw(self.rng)
+
+
+class Slotted:
+    __slots__ = ("rng",)
+
+    def __init__(self, rng):
+        self.rng = rng
+
+    def __call__(self, sample):
+        return draw(self.rng)
+
+
+def closure(rng):
+    return lambda sample: draw(rng)
+
+
+def default(rng):
+    def function(sample, rng=rng):
+        return draw(rng)
+
+    return function
+
+
+def on_the_class(rng):
+    class Local:
+        def __call__(self, sample):
+            return draw(self.rng)
+
+    Local.rng = rng
+    return Local()
+
+
+PLACES = {
+    "an attribute of a transform": Jitter,
+    "a slot": Slotted,
+    "a class": on_the_class,
+    "a closure": closure,
+    "a default value": default,
+    "a partial function": lambda rng: functools.partial(lambda rng, sample: draw(rng), rng),
+    "a bound method": lambda rng: Jitter(rng).__call__,
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_wherever_it_is_kept(place):
+    def dataset():
+        return agnoload.Subset(agnoload.ConcatDataset([range(20), range(4)]), range(24)).map(
+            PLACES[place](np.random.default_rng(3))
+        )
+
+    wanted = draws(dataset())
+    assert len(set(chain(*wanted))) == 3 * 24
+    assert draws(dataset(), num_workers=2) == wanted
+
+
+RNG = np.random.default_rng(3)
+
+
+def with_a_global(sample):
+    return helper()
+
+
+def helper():
+    return next(draw(RNG) for _ in range(1))
+
+
+def test_a_global_variable_too():
+    before = RNG.bit_generator.state
+    wanted = draws(agnoload.Subset(range(24), range(24)).map(with_a_global))
+    assert len(set(chain(*wanted))) == 3 * 24
+    assert RNG.bit_generator.state == before
+    assert draws(agnoload.Subset(range(24), range(24)).map(with_a_global), num_workers=2) == wanted
+
+
+def test_a_collate_function_may_keep_one():
+    class Collate(Jitter):
+        def __call__(self, samples):
+            return np.array([draw(self.rng)])
+
+    wanted = draws(range(24), collate_fn=Collate(np.random.default_rng(3)))
+    assert len(set(chain(*wanted))) == 3 * 6
+    assert draws(range(24), collate_fn=Collate(np.random.default_rng(3)), num_workers=2) == wanted
+
+
+def test_a_stream_may_keep_one():
+    class Stream(agnoload.IterableDataset):
+        def __init__(self):
+            self.rng = np.random.default_rng(3)
+
+        def __iter__(self):
+            for _ in range(22):
+                yield draw(self.rng)
+
+    wanted = draws(Stream(), shuffle=False)
+    assert len(set(chain(*wanted))) == 3 * 22
+    for workers in (1, 2, 3):
+        assert draws(Stream(), shuffle=False, num_workers=workers) == wanted
+
+
+def test_a_frameworks_generator_is_set_as_well():
+    torch = pytest.importorskip("torch")
+
+    class Torch(Keeps):
+        def __getitem__(self, index):
+            return int(torch.randint(1 << 62, (), generator=self.rng))
+
+    def dataset():
+        return Torch(torch.Generator().manual_seed(3))
+
+    wanted = draws(dataset())
+    assert len(set(chain(*wanted))) == 3 * 24
+    assert draws(dataset(), num_workers=2) == wanted
+    kept = dataset()
+    draws(kept, epochs=1)
+    assert torch.equal(kept.rng.get_state(), dataset().rng.get_state())
+
+
+# ---------------------------------------------------------------------------------------------- what gets a warning
+
+
+def told(dataset, **options):
+    """The warnings of some epochs."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        draws(dataset, **options)
+    assert all(each.category is AgnoloadWarning and each.filename == __file__ for each in caught)
+    return [str(each.message) for each in caught]
+
+
+class FromTheSystem(random.SystemRandom):
+    pass
+
+
+class Dice(random.Random):
+    def random(self):
+        return 0.5
+
+    def getrandbits(self, k):
+        return 6
+
+
+@pytest.mark.parametrize(("kind", "workers"), [(random.SystemRandom, 0), (FromTheSystem, 0), (Dice, 0), (Dice, 2)])
+def test_what_cannot_be_set_is_told_once(kind, workers):
+    (text,) = told(agnoload.Subset(Keeps(kind()), range(24)), num_workers=workers)
+    assert "dataset.dataset.rng" in text
+    assert "sample_rng" in text
+    assert "cannot be put" in text
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_one_of_very_many_is_told_once(workers):
+    class Many(Keeps):
+        def __init__(self):
+            super().__init__(None)
+            self.rngs = [random.Random(n) for n in range(LONG + 1)]
+
+        def __getitem__(self, index):
+            return draw(self.rngs[index])
+
+    (text,) = told(Many(), num_workers=workers)
+    assert "dataset.rngs[0]" in text
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_one_that_is_made_on_the_way_is_told_once_and_set_from_then_on(workers):
+    class Lazy(Keeps):
+        def __init__(self):
+            super().__init__(None)
+
+        def __getitem__(self, index):
+            if self.rng is None:
+                self.rng = np.random.default_rng(3)
+            return draw(self.rng)
+
+    (text,) = told(Lazy(), num_workers=workers)
+    assert "dataset.rng" in text
+    assert "was made while a batch was loaded" in text
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        drawn = draws(Lazy(), num_workers=workers)
+    assert len(set(chain(*drawn))) >= 3 * 24 - 2 * 4  # a fresh worker an epoch has made one afresh
+
+
+def test_one_that_worker_init_fn_makes_is_set():
+    def init(worker):
+        agnoload.get_worker_info().dataset.rng = np.random.default_rng(worker)
+
+    drawn = draws(Keeps(None), num_workers=2, worker_init_fn=init)
+    assert drawn == draws(Keeps(None), num_workers=1, worker_init_fn=init)
+    assert len(set(chain(*drawn))) == 3 * 24
+
+
+def test_one_that_threads_share_is_told_once():
+    dataset = agnoload.Subset(range(24), range(24)).map(Jitter(random.Random(3)))
+    (text,) = told(dataset, num_workers=2, worker_type="thread")
+    assert "dataset.function.rng" in text
+    assert "threads share" in text
+
+
+def test_the_processs_own_generators_are_not_taken_for_the_datasets():
+    class Uses(Keeps):
+        def __init__(self):
+            super().__init__(random)
+            self.numpy = np.random.standard_normal
+            self.python = random.random
+            self.inner = random.getrandbits.__self__
+
+    assert find_generators({"dataset": Uses()}) == []
+
+
+# ---------------------------------------------------------------------------------------------- the look
+
+
+def test_a_look_runs_no_code_of_the_users():
+    class Guarded:
+        def __init__(self):
+            object.__setattr__(self, "rng", random.Random(0))
+
+        def __getattribute__(self, name):
+            raise AssertionError(name)
+
+        def __eq__(self, other):
+            raise AssertionError
+
+        __hash__ = None
+
+    found = [reached.path for reached in within_reach({"it": [Guarded(), Guarded()]})]
+    assert "it[0].rng" in found
+    assert "it[1].rng" in found
+
+
+def test_a_look_goes_round_a_circle_once():
+    circle = {}
+    circle["self"] = circle
+    assert [reached.path for reached in within_reach({"it": circle})] == ["it"]
+
+
+def test_a_look_ends_where_objects_do_not():
+    class Endless:
+        pass
+
+    first = last = Endless()
+    for _ in range(2 * LIMIT):
+        last.next = last = Endless()
+    assert sum(1 for _ in within_reach({"it": first})) == LIMIT
+
+
+def test_a_twister_finds_the_memory_of_pythons_generators():
+    generator, other = random.Random(1), random.Random(2)
+    from agnoload.generators import PythonGenerator
+
+    setter = PythonGenerator(generator)
+    assert isinstance(setter._twister, Twister)
+    state = other.getstate()
+    other_setter = PythonGenerator(other)
+    setter.restore(other_setter.save())
+    assert generator.getstate() == state
+    setter.seed(np.random.Philox(7))
+    other_setter.seed(np.random.Philox(7))
+    assert generator.getstate() == other.getstate() != state
+
+
+def test_without_a_view_of_memory_pythons_generator_is_set_all_the_same(monkeypatch):
+    from agnoload import generators
+
+    monkeypatch.setattr(generators.sys, "implementation", type("Other", (), {"name": "other"}))
+    generator = random.Random(1)
+    setter = generators.PythonGenerator(generator)
+    assert setter._twister is None
+    before = generator.getstate()
+    saved = setter.save()
+    setter.seed(np.random.Philox(7))
+    assert generator.getstate() != before
+    setter.restore(saved)
+    assert generator.getstate() == before

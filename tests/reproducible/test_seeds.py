@@ -1,0 +1,292 @@
+"""Whose seed counts, and what a generator gives."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+
+import numpy as np
+import pytest
+
+import agnoload
+from agnoload import DataLoader, OptionError, StateError
+
+N = 20
+
+
+def order(loader):
+    """The indices of the next epoch."""
+    return [index for batch in loader for index in batch.tolist()]
+
+
+def shuffled(seed, epoch=0):
+    return agnoload.RandomSampler(range(N)).order(seed, epoch).take(0, N).tolist()
+
+
+def test_a_seed_is_drawn_once_and_shown():
+    loader, other = DataLoader(range(N), 4, shuffle=True), DataLoader(range(N), 4, shuffle=True)
+    assert loader.seed != other.seed
+    assert f"seed={loader.seed}" in repr(loader)
+    assert loader.state_dict()["seed"] == loader.seed
+    seed = loader.seed
+    assert order(loader) == shuffled(seed)
+    assert order(loader) == shuffled(seed, 1)
+    assert loader.seed == seed
+
+
+def test_a_seed_that_is_given_is_the_loaders():
+    loader = DataLoader(range(N), 4, shuffle=True, seed=8)
+    assert (loader.seed, order(loader)) == (8, shuffled(8))
+
+
+@pytest.mark.parametrize("seed", [-1, 1.5, True, "7"])
+def test_what_is_no_seed_is_refused(seed):
+    with pytest.raises(OptionError, match="seed must be a non-negative int"):
+        DataLoader(range(N), seed=seed)
+
+
+@pytest.mark.parametrize("seed", [0, 2**63, 2**200, np.int64(5)])
+def test_any_non_negative_int_is_a_seed(seed):
+    loader = DataLoader(range(N), 4, shuffle=True, seed=seed, num_workers=1)
+    with loader:
+        assert order(loader) == shuffled(int(seed))
+    state = json.loads(json.dumps(loader.state_dict()))
+    again = DataLoader(range(N), 4, shuffle=True)
+    again.load_state_dict(state)
+    assert (again.seed, order(again)) == (int(seed), shuffled(int(seed), 1))
+
+
+def random_sampler(seed):
+    return agnoload.RandomSampler(range(N), seed=seed)
+
+
+def distributed(seed):
+    return agnoload.DistributedSampler(range(N), 1, 0, seed=seed)
+
+
+def inside(seed):
+    return agnoload.DistributedSampler(random_sampler(seed), 1, 0)
+
+
+def outside(seed):
+    return agnoload.DistributedSampler(random_sampler(1), 1, 0, seed=seed)
+
+
+@pytest.mark.parametrize("make", [random_sampler, distributed, inside, outside])
+def test_a_seed_given_to_a_sampler_wins(make):
+    assert order(DataLoader(range(N), 4, sampler=make(3), seed=8)) == shuffled(3)
+    assert order(DataLoader(range(N), 4, sampler=make(3))) == shuffled(3)
+    batches = agnoload.BatchSampler(make(3), 4, drop_last=False)
+    assert order(DataLoader(range(N), batch_sampler=batches, seed=8)) == shuffled(3)
+
+
+@pytest.mark.parametrize("make", [random_sampler, distributed, inside])
+def test_else_the_loaders_given_seed_serves(make):
+    assert order(DataLoader(range(N), 4, sampler=make(None), seed=8)) == shuffled(8)
+
+
+@pytest.mark.parametrize("make", [distributed, inside])
+def test_else_a_distributed_sampler_uses_0_and_samples_the_drawn_one(make):
+    loader = DataLoader(range(N), 4, sampler=make(None))
+    assert loader.seed != 0
+    assert order(loader) == shuffled(0)
+    batches = agnoload.BatchSampler(make(None), 4, drop_last=False)
+    assert order(DataLoader(range(N), batch_sampler=batches)) == shuffled(0)
+
+
+def test_else_all_others_use_the_drawn_one():
+    loader = DataLoader(range(N), 4, sampler=random_sampler(None))
+    assert order(loader) == shuffled(loader.seed)
+
+
+def test_a_sampler_of_ours_that_is_iterated_runs_on_the_same_seed():
+    class Reversed(agnoload.RandomSampler):
+        def __iter__(self):
+            return reversed(list(super().__iter__()))
+
+    loader = DataLoader(range(N), 4, sampler=Reversed(range(N)), seed=8)
+    assert [order(loader), order(loader)] == [shuffled(8)[::-1], shuffled(8, 1)[::-1]]
+    wrapped = agnoload.DistributedSampler(Reversed(range(N)), 1, 0)
+    assert order(DataLoader(range(N), 4, sampler=wrapped)) == shuffled(0)[::-1]
+    own = Reversed(range(N), seed=3)
+    assert order(DataLoader(range(N), 4, sampler=own, seed=8)) == shuffled(3)[::-1]
+
+
+# ---------------------------------------------------------------------------------------------- generator=
+
+
+class Draws(agnoload.Dataset):
+    def __len__(self):
+        return N
+
+    def __getitem__(self, index):
+        return index, agnoload.sample_rng().random(), np.random.random()
+
+
+def torch_generator():
+    torch = pytest.importorskip("torch")
+    return torch.Generator().manual_seed(3)
+
+
+GENERATORS = {
+    "Generator": lambda: np.random.default_rng(3),
+    "RandomState": lambda: np.random.RandomState(3),
+    "Random": lambda: random.Random(3),
+    "int": lambda: 3,
+    "torch": torch_generator,
+}
+
+
+def batches(loader):
+    return [[field.tolist() for field in batch] for batch in loader]
+
+
+@pytest.mark.parametrize("kind", GENERATORS)
+def test_a_generator_gives_a_seed_once_an_epoch(kind):
+    make = GENERATORS[kind]
+    loader = DataLoader(Draws(), 4, shuffle=True, generator=make())
+    found, seeds = [], []
+    for _ in range(3):
+        found.append(batches(loader))
+        seeds.append(loader.seed)
+    assert [[batch[0] for batch in epoch] for epoch in found] == [
+        [shuffled(seed, epoch)[place : place + 4] for place in range(0, N, 4)] for epoch, seed in enumerate(seeds)
+    ]
+    if kind != "int":
+        assert len(set(seeds)) == 3
+    with DataLoader(Draws(), 4, shuffle=True, generator=make(), num_workers=2, persistent_workers=True) as other:
+        assert [batches(other) for _ in range(3)] == found
+
+
+def test_workers_are_kept_though_a_generator_changes_the_seed():
+    with DataLoader(Draws(), 4, generator=random.Random(3), num_workers=1, persistent_workers=True) as loader:
+        iterator = iter(loader)
+        pids = iterator._pool.pids()
+        list(iterator)
+        iterator = iter(loader)
+        assert iterator._pool.pids() == pids
+        list(iterator)
+
+
+def test_a_generator_is_asked_once_an_epoch_and_not_before():
+    generator, untouched = random.Random(3), random.Random(3)
+    loader = DataLoader(range(N), 4, shuffle=True, generator=generator)
+    assert generator.getstate() == untouched.getstate()
+    assert "generator=" in repr(loader)
+    for _ in range(3):
+        list(loader)
+        untouched.getrandbits(63)
+        assert generator.getstate() == untouched.getstate()
+
+
+def test_what_is_no_generator_is_refused_at_once():
+    with pytest.raises(OptionError, match=r"generator must be .* got builtins\.object"):
+        DataLoader(range(N), generator=object())
+    with pytest.raises(OptionError, match="exclude each other"):
+        DataLoader(range(N), generator=random.Random(3), seed=3)
+
+
+@pytest.mark.parametrize("kind", GENERATORS)
+@pytest.mark.parametrize("k", [0, 2, 5, 7])
+def test_a_run_with_a_generator_goes_on_in_another_process_with_one_made_alike(kind, k):
+    make = GENERATORS[kind]
+    loader = DataLoader(Draws(), 4, shuffle=True, generator=make())
+    whole = [batch for _ in range(3) for batch in batches(loader)]
+    first = DataLoader(Draws(), 4, shuffle=True, generator=make())
+    taken = []
+    while len(taken) < k:
+        for batch in first:
+            taken.append([field.tolist() for field in batch])
+            if len(taken) == k:
+                break
+    state = json.loads(json.dumps(first.state_dict()))
+    second = DataLoader(Draws(), 4, shuffle=True, generator=make())
+    second.load_state_dict(state)
+    assert second.state_dict() == state
+    rest = []
+    while len(taken) + len(rest) < len(whole):
+        rest += batches(second)
+    assert taken + rest == whole
+
+
+def test_a_generator_that_the_user_has_restored_goes_on_from_there():
+    generator = np.random.default_rng(3)
+    loader = DataLoader(range(N), 4, shuffle=True, generator=generator)
+    list(loader)
+    generator.random()  # it serves others, too
+    batches = iter(loader)
+    next(batches)
+    state, saved = loader.state_dict(), copy.deepcopy(generator)
+    rest = [index for batch in batches for index in batch.tolist()]
+    following = order(loader)
+    again = DataLoader(range(N), 4, shuffle=True, generator=saved)
+    again.load_state_dict(state)
+    assert [order(again), order(again)] == [rest, following]
+
+
+def test_a_state_goes_back_in_the_loader_that_it_was_taken_of():
+    loader = DataLoader(range(N), 4, shuffle=True, generator=random.Random(3))
+    wanted = [order(loader)]
+    state = loader.state_dict()
+    wanted += [order(loader), order(loader)]
+    loader.load_state_dict(state)
+    assert [order(loader), order(loader)] == wanted[1:]
+
+
+def test_steps_with_a_generator_save_the_seed_of_the_batch_that_came_last():
+    loader = DataLoader(range(N), 4, shuffle=True, generator=random.Random(3), num_workers=1, prefetch_factor=8)
+    with loader:
+        batches = loader.steps(12)
+        whole = [next(batches).tolist() for _ in range(4)]
+        state = loader.state_dict()  # the next epoch has been asked for already
+        whole += [batch.tolist() for batch in batches]
+    again = DataLoader(range(N), 4, shuffle=True, generator=random.Random(3))
+    again.load_state_dict(state)
+    assert [batch.tolist() for batch in again.steps(8)] == whole[4:]
+
+
+# ---------------------------------------------------------------------------------------------- seeds in a state
+
+
+def test_a_state_brings_its_seeds_along():
+    first = DataLoader(range(N), 4, shuffle=True)
+    list(first)
+    again = DataLoader(range(N), 4, shuffle=True)
+    again.load_state_dict(first.state_dict())
+    assert again.seed == first.seed
+    assert order(again) == order(first)
+
+
+def test_a_state_brings_a_given_seed_to_a_distributed_sampler():
+    def loader(**options):
+        return DataLoader(range(N), 4, sampler=agnoload.DistributedSampler(range(N), 2, 1), **options)
+
+    first = loader(seed=8)
+    next(iter(first))
+    again = loader()
+    again.load_state_dict(first.state_dict())
+    assert again.state_dict() == first.state_dict()
+    rest = order(again)
+    assert rest == agnoload.DistributedSampler(range(N), 2, 1).order(8, 0).take(4, 10).tolist()
+
+
+def test_another_seed_is_told_with_both():
+    state = DataLoader(range(N), 4, shuffle=True, seed=3).state_dict()
+    with pytest.raises(StateError, match=r"seed 3.*seed 4"):
+        DataLoader(range(N), 4, shuffle=True, seed=4).load_state_dict(state)
+    with pytest.raises(StateError, match=r"seed 3.*on 5"):
+        DataLoader(range(N), 4, sampler=random_sampler(5)).load_state_dict(state)
+    same = DataLoader(range(N), 4, sampler=random_sampler(3))
+    same.load_state_dict(state)
+    assert order(same) == shuffled(3)
+
+
+def test_a_state_with_a_generator_needs_one():
+    state = DataLoader(range(N), 4, shuffle=True, generator=random.Random(3)).state_dict()
+    with pytest.raises(StateError, match="seeds"):
+        DataLoader(range(N), 4, shuffle=True).load_state_dict(state)
+    with pytest.raises(StateError, match="seeds"):
+        DataLoader(range(N), 4, shuffle=True, generator=random.Random(3)).load_state_dict(
+            DataLoader(range(N), 4, shuffle=True).state_dict()
+        )
