@@ -30,7 +30,7 @@ from typing import Any
 from agnoload.errors import AgnoloadError, LoaderClosed, WorkerDied, WorkerTimeout, warn
 from agnoload.journal import settings
 from agnoload.messages import Reply, Request, describe_request, plain_indices
-from agnoload.pools.start import THREADS, Process, Start, method_of, start_process
+from agnoload.pools.start import THREADS, Process, Start, interrupts_held, method_of, start_process
 from agnoload.pools.worker import (
     DUMP_SIGNAL,
     END,
@@ -306,11 +306,12 @@ class ProcessPool:
         self._control.clear(worker)
         requests = self._pipes[worker if self._owned else 0][0]
         start = Start(worker, self._workers, self._pid, self._payload, self.arena.fd, requests, self._replies_w)
-        process = start_process(self._context, start, self._extra, self._fetch)
-        self._processes[worker] = process
-        self._pids[worker] = process.pid
-        self._by_sentinel[process.sentinel] = worker
-        self._poll.register(process.sentinel, select.POLLIN)
+        with interrupts_held():
+            process = start_process(self._context, start, self._extra, self._fetch)
+            self._processes[worker] = process
+            self._pids[worker] = process.pid
+            self._by_sentinel[process.sentinel] = worker
+            self._poll.register(process.sentinel, select.POLLIN)
 
     # ------------------------------------------------------------------------------------------------ receiving
 
