@@ -116,6 +116,7 @@ class ProcessPool:
         self._pipes: list[tuple[int, int]] = []
         self._extra: list[int] = []  # descriptors of shared files in the dataset, which stay theirs
         self._digest: bytes | None = None
+        self._classes: dict[str, type] = {}
         try:
             self._open(window, reuse, attach, fence, environment or {})
         except BaseException:
@@ -130,7 +131,7 @@ class ProcessPool:
             _warn_about_threads()
         else:
             with sending() as self._extra:
-                self._payload = pack(fetch, surroundings(environment), fetch.parts(), method)
+                self._payload, self._classes = pack(fetch, surroundings(environment), fetch.parts(), method)
         if reuse:
             with contextlib.suppress(*(() if method != "fork" else (Exception,))):  # a fork may hold what cannot pickle
                 self._digest = digest(fetch)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import pickle
 import types
+import uuid
+import weakref
 from collections import ChainMap
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -42,10 +44,37 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """cloudpickle, with the file names of code that travels by value, so that a worker's traceback shows the lines."""
 
     dispatch_table: ClassVar[Any] = ChainMap({types.CodeType: _code}, cloudpickle.Pickler.dispatch_table)
+    classes: dict[str, type] | None = None
+    """Collects the classes that travel by value, if given, each under a name for `learn_classes`."""
 
     def reducer_override(self, value: Any) -> Any:
         reduced = as_array(value)
-        return super().reducer_override(value) if reduced is NotImplemented else reduced
+        if reduced is not NotImplemented:
+            return reduced
+        reduced = super().reducer_override(value)
+        if self.classes is not None and reduced is not NotImplemented and isinstance(value, type):
+            token = uuid.uuid4().hex
+            _by_name[token] = self.classes[token] = value
+        return reduced
+
+
+_by_name: weakref.WeakValueDictionary[str, type] = weakref.WeakValueDictionary()
+_names: dict[type, str] = {}
+
+
+def learn_classes(classes: dict[str, type]) -> None:
+    """In a worker: what has come by value goes back by name, as the very class that it was made from."""
+    _names.update({value: name for name, value in classes.items()})
+
+
+def class_by_name(value: type) -> Any:
+    """A class that this process has learnt, in the reduced form that pickle takes; NotImplemented for any other."""
+    name = _names.get(value)
+    return NotImplemented if name is None else (_class, (name,))
+
+
+def _class(name: str) -> type:
+    return _by_name[name]
 
 
 def dumps(value: Any, buffer_callback: Callable[[pickle.PickleBuffer], Any] | None = None) -> bytes:
