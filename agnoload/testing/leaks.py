@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-PATIENCE = 5.0
+PATIENCE = 20.0
 """Seconds that a process or thread may take to end once nobody holds it; a leak is what stays for longer."""
 
 _SERVERS = ("agnoload.pools.forkserver", "forkserver import main", "resource_tracker import main")
@@ -50,7 +50,7 @@ def no_leaks() -> Iterator[None]:
 
     Processes are looked for among all descendants; agnoload's fork server, which a program starts once and keeps until
     its last loader is closed, does not count, and neither do the helpers of `multiprocessing`. What is about to end
-    gets 5 seconds. `AssertionError` says what was left. Linux only.
+    gets 20 seconds. `AssertionError` says what was left. Linux only.
 
     >>> import agnoload
     >>> with no_leaks(), agnoload.DataLoader(range(4), 2) as loader:

@@ -197,7 +197,7 @@ def test_c34_under_fork_it_does_and_there_is_a_warning_with_the_number_of_thread
     code, out, err = program(LOCKED.format(method="fork", rest=rest)).end()
     assert code == 1
     assert out.strip() == "closed"
-    assert "while 1 more thread may hold locks" in err
+    assert "copies this process of 2 threads" in err
     assert err.count("no batch for 1 s: worker") == 1
     assert "in __getitem__" in err
     assert "LoaderClosed" in err.splitlines()[-1]

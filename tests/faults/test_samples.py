@@ -463,3 +463,20 @@ def test_a_ceiling_lists_some_of_the_failed_and_carries_all() -> None:
     assert error is not None
     assert "indices 0, 1, 2, 3, 4, 5, 6, 7, ...;" in str(error)
     assert len(error.failed) == 20
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_c43_the_sample_that_ended_the_loop_is_in_the_account(workers: int) -> None:
+    class Bad:
+        def __len__(self) -> int:
+            return 10
+
+        def __getitem__(self, index: int) -> int:
+            if index in (3, 7):
+                raise ValueError(f"bad {index}")
+            return index
+
+    with agnoload.DataLoader(Bad(), 4, num_workers=workers) as loader:
+        with pytest.raises(ValueError, match="bad 3"):
+            list(loader)
+        assert [failure.index for failure in loader.stats().failed] == [3]

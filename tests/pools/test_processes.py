@@ -268,7 +268,7 @@ def test_fork_in_a_process_with_threads_warns_with_their_number() -> None:
     for other in others:
         other.start()
     try:
-        with pytest.warns(AgnoloadWarning, match="2 more threads"):
+        with pytest.warns(AgnoloadWarning, match="this process of 3 threads"):
             pool = make()
         pool.close()
     finally:
