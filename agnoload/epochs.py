@@ -72,6 +72,8 @@ class Epochs:
     def begin(self) -> Place:
         """Where the iterator begins that is made now."""
         self._heed()
+        if self._progress is not None and self._progress.over and not self._progress.asked:
+            return self._progress.place  # made only to see whether it can be made: that is not an epoch
         if self._progress is not None:
             return self.following(Place(self._progress.epoch + 1, seeds=self.place.seeds, begun=False))
         return self._next if self._next.begun else self.following(self._next)

@@ -53,6 +53,10 @@ class Progress:
         self._cut: Cut | None = None
         self._open: dict[int, _Entry] = {}  # in the order of the requests
         self._delivered: set[int] = set()
+        self.asked = False
+        """Whether the user has asked for a batch."""
+        self.over = False
+        """Whether nobody can ask any more."""
 
     def issued(self, number: int, plan: Plan, cut: Cut) -> None:
         self._open[number] = _Entry(plan, cut)
@@ -141,7 +145,7 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
         self._since: float | None = None
         self._ends: dict[int, float] = {}
         self.progress = Progress(plan)
-        self._finalizer = weakref.finalize(self, _give_back, pool, release, os.getpid())
+        self._finalizer = weakref.finalize(self, _drop, self.progress, pool, release, os.getpid())
 
     def __iter__(self) -> LoaderIterator[BatchT]:
         return self
@@ -181,7 +185,7 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
     def _close(self, why: str | None) -> None:
         if not self._closed:
             self._over = why
-            self._closed = True
+            self._closed = self.progress.over = True
             self._due.clear()
             self._finalizer.detach()
             # A pool that somebody waits in cannot serve another iterator: it ends, and wakes them.
@@ -192,6 +196,7 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
     def _next(self) -> tuple[BatchT] | None:
         """The next batch, None at the end."""
         began = time.monotonic()
+        self.progress.asked = True
         due = self._take()
         if due is None:
             return None
@@ -328,6 +333,11 @@ def _named(request: Request, make: Callable[[], Any]) -> Any:
     except Exception as error:
         error.add_note(f"while batch {request.batch} of epoch {request.epoch} was handed to the backend")
         raise
+
+
+def _drop(progress: Progress, pool: Pool, release: Callable[[Any], None] | None, owner: int) -> None:
+    progress.over = True
+    _give_back(pool, release, owner)
 
 
 def _give_back(pool: Pool, release: Callable[[Any], None] | None, owner: int) -> None:
