@@ -11,7 +11,7 @@ from agnoload.errors import OptionError
 from agnoload.protocols import IndexArray
 from agnoload.samplers.order import Order, PickedOrder, RangeOrder
 from agnoload.samplers.permutation import ShuffledOrder
-from agnoload.samplers.sampler import SeededSampler, digest, positive, vector
+from agnoload.samplers.sampler import SeededSampler, digest, flag, positive, sized, vector
 from agnoload.seeding import Purpose, Rewinder
 
 DRAWS = 1 << 12
@@ -27,7 +27,7 @@ class SequentialSampler(SeededSampler[int]):
 
     def __init__(self, data_source: Sized) -> None:
         super().__init__()
-        self.data_source = data_source
+        self.data_source = sized("data_source", data_source)
 
     def __len__(self) -> int:
         return len(self.data_source)
@@ -64,10 +64,8 @@ class RandomSampler(SeededSampler[int]):
         seed: int | None = None,
     ) -> None:
         super().__init__(seed=seed, generator=generator)
-        if not isinstance(replacement, (bool, np.bool_)):
-            raise OptionError(f"replacement must be a bool, got {replacement!r}")
-        self.data_source = data_source
-        self.replacement = bool(replacement)
+        self.data_source = sized("data_source", data_source)
+        self.replacement = flag("replacement", replacement)
         self._num_samples = None if num_samples is None else positive("num_samples", num_samples)
 
     @property

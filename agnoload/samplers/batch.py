@@ -6,11 +6,9 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any
 
-import numpy as np
-
 from agnoload.errors import OptionError
 from agnoload.samplers.order import BatchedOrder, BatchOrder
-from agnoload.samplers.sampler import SeededSampler, is_transparent, positive
+from agnoload.samplers.sampler import SeededSampler, flag, is_transparent, positive
 from agnoload.words import brief
 
 
@@ -27,13 +25,13 @@ class BatchSampler(SeededSampler[list[int]]):
 
     def __init__(self, sampler: Iterable[Any], batch_size: int, drop_last: bool) -> None:
         super().__init__()
-        if not isinstance(drop_last, (bool, np.bool_)):
-            raise OptionError(f"drop_last must be a bool, got {drop_last!r}")
+        if not hasattr(sampler, "__iter__"):
+            raise OptionError(f"sampler must be iterable, got {sampler!r}")
         if getattr(sampler, "yields_batches", False):
             raise OptionError(f"sampler must yield indices, got {sampler!r}, which yields batches already")
         self.sampler = sampler
         self.batch_size = positive("batch_size", batch_size)
-        self.drop_last = bool(drop_last)
+        self.drop_last = flag("drop_last", drop_last)
         self.data_length = getattr(sampler, "data_length", None)
         self.is_split = getattr(sampler, "is_split", False)
         self.default_seed = getattr(sampler, "default_seed", None)

@@ -13,7 +13,7 @@ from agnoload.samplers.classes import Groups
 from agnoload.samplers.order import BatchOrder, BatchTail, Order, inside_a_batch
 from agnoload.samplers.permutation import ShuffledOrder
 from agnoload.samplers.rounds import ARRAY_BELOW
-from agnoload.samplers.sampler import SeededSampler, positive
+from agnoload.samplers.sampler import SeededSampler, flag, positive
 from agnoload.seeding import Purpose, Rewinder
 
 GROWTH = 1.125
@@ -68,8 +68,8 @@ class BucketBatchSampler(SeededSampler[list[int]]):
             raise OptionError(f"oversized must be 'raise' or 'alone', got {oversized!r}")
         self.batch_size = None if batch_size is None else positive("batch_size", batch_size)
         self.max_tokens = None if max_tokens is None else positive("max_tokens", max_tokens)
-        self.shuffle = bool(shuffle)
-        self.drop_last = bool(drop_last)
+        self.shuffle = flag("shuffle", shuffle)
+        self.drop_last = flag("drop_last", drop_last)
         self.largest_first = bool(largest_first)
         self.groups = Groups("lengths", lengths)
         names = self.groups.names

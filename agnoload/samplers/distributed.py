@@ -16,7 +16,7 @@ from agnoload.ranks import check_rank, rank_and_world
 from agnoload.samplers.basic import RandomSampler, SequentialSampler
 from agnoload.samplers.batch import set_epoch_inside
 from agnoload.samplers.order import BatchOrder, Order
-from agnoload.samplers.sampler import SeededSampler, is_sampler, is_transparent
+from agnoload.samplers.sampler import SeededSampler, flag, is_sampler, is_transparent
 from agnoload.words import brief
 
 Tail = Literal["pad", "drop", "keep"]
@@ -57,8 +57,9 @@ class DistributedSampler(SeededSampler[Any]):
             raise OptionError(f"tail must be 'pad', 'drop', 'keep' or None, got {tail!r}")
         if drop_last and tail not in (None, "drop"):
             raise OptionError(f"drop_last=True means tail='drop', got tail={tail!r}: give one of them")
+        drop_last = flag("drop_last", drop_last)
         self.tail: Tail = tail or ("drop" if drop_last else "pad")
-        self.shuffle = bool(shuffle)
+        self.shuffle = flag("shuffle", shuffle)
         self.sampler = dataset_or_sampler
         if hasattr(dataset_or_sampler, "split_by_rank"):
             raise OptionError(f"a stream is split by its own split_by_rank(), got {dataset_or_sampler!r}")

@@ -6,10 +6,12 @@ import pickle
 import random
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
 
+import agnoload
 from agnoload.errors import OptionError, StateError
 from agnoload.samplers import (
     BatchedOrder,
@@ -393,3 +395,20 @@ def test_a_batch_sampler_of_whole_batches_cannot_go_on_inside_one():
     assert order.after(6) is not None
     with pytest.raises(StateError, match=r"got 4, which lies inside the batch of 0\.\.\.5"):
         order.after(4)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: agnoload.DistributedSampler(range(4), 2, 0, shuffle=3),  # type: ignore[arg-type]
+        lambda: agnoload.DistributedSampler(range(4), 2, 0, drop_last="x"),  # type: ignore[arg-type]
+        lambda: agnoload.BucketBatchSampler([1, 2], 2, shuffle=3),  # type: ignore[arg-type]
+        lambda: agnoload.BucketBatchSampler([1, 2], 2, drop_last="x"),  # type: ignore[arg-type]
+        lambda: agnoload.BatchSampler(5, 2, False),  # type: ignore[arg-type]
+        lambda: agnoload.SequentialSampler(5),  # type: ignore[arg-type]
+        lambda: agnoload.RandomSampler(5),  # type: ignore[arg-type]
+    ],
+)
+def test_what_cannot_work_is_refused_when_the_sampler_is_made(make: Any) -> None:
+    with pytest.raises(agnoload.OptionError, match="must"):
+        make()
