@@ -123,6 +123,8 @@ class Numbers:
         frameworks = {backend.framework for backend in plugins.loaded_backends()}
         if not (isinstance(generator, _KINDS) or kind.__module__.partition(".")[0] in frameworks):
             raise _refused(kind)
+        if isinstance(generator, (int, np.integer)):
+            check_seed(generator, "generator")
 
     def number(self, place: int) -> int:
         """The seed at a place in the sequence."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,10 +103,9 @@ def check_options(
         raise OptionError(
             f"sampler must yield indices, got {sampler!r}, which yields batches: pass it as batch_sampler"
         )
-    if on_error not in ("raise", "skip", "replace") and not callable(on_error):
-        raise OptionError(f"on_error must be 'raise', 'skip', 'replace' or a callable, got {on_error!r}")
-    if worker_type not in ("process", "thread"):
-        raise OptionError(f"worker_type must be 'process' or 'thread', got {worker_type!r}")
+    if not callable(on_error):
+        _word("on_error", on_error, ("raise", "skip", "replace"), " or a callable")
+    _word("worker_type", worker_type, ("process", "thread"))
     if seed is not None:
         seed = check_seed(seed)
         if generator is not None:
@@ -192,6 +191,11 @@ def _workers(value: Any) -> int | None:
     if isinstance(value, str) and value == "auto":
         return None
     return _integer("num_workers", value, 0, "a non-negative int or 'auto'")
+
+
+def _word(name: str, value: Any, words: Sequence[str], more: str = "") -> None:
+    if not isinstance(value, str) or value not in words:
+        raise OptionError(f"{name} must be {', '.join(map(repr, words[:-1]))} or {words[-1]!r}{more}, got {value!r}")
 
 
 def _integer(name: str, value: Any, low: int, what: str) -> int:
