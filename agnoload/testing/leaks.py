@@ -91,7 +91,11 @@ def _settled(before: _Open) -> _Open:
     for thread in now.threads - before.threads:
         if thread is not threading.current_thread():
             thread.join(max(0.0, deadline - time.monotonic()))
-    return _look()
+    files = now.shared_memory - before.shared_memory
+    while time.monotonic() < deadline and any(os.path.exists(f"/dev/shm/{name}") for name in files):
+        time.sleep(0.01)  # others make some, too, and remove them at once
+    later = _look()
+    return later._replace(shared_memory=later.shared_memory & files)
 
 
 def _await_end(pid: int, deadline: float) -> None:

@@ -390,3 +390,11 @@ def test_two_iterators_over_one_loader_are_independent() -> None:
         assert next(first).tolist() == [0, 1]
         assert [batch.tolist() for batch in second] == [[0, 1], [2, 3], [4, 5]]
         assert [batch.tolist() for batch in first] == [[2, 3], [4, 5]]
+
+
+def test_c30_two_loaders_in_one_program_do_not_disturb_each_other() -> None:
+    with DataLoader(range(20), 2, num_workers=2) as first, DataLoader(range(100, 120), 2, num_workers=2) as second:
+        pairs = [(a.tolist(), b.tolist()) for a, b in zip(first, second, strict=True)]
+        first.close()
+        assert pairs == [([at, at + 1], [100 + at, 101 + at]) for at in range(0, 20, 2)]
+        assert [batch.tolist() for batch in second][-1] == [118, 119]

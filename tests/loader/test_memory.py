@@ -112,6 +112,21 @@ def test_a_batch_may_be_written_to_and_stays_as_it_was_written() -> None:
     assert all((batch == 1000 + number).all() for number, batch in enumerate(kept))
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_fork_of_the_program_may_drop_its_copies_of_batches() -> None:
+    """The slots are the parent's: a forked child that drops what it inherited frees nothing of it."""
+    with DataLoader(Filled(30), num_workers=2) as loader:
+        iterator = iter(loader)
+        kept = [next(iterator) for _ in range(5)]
+        pid = os.fork()
+        if pid == 0:
+            kept.clear()
+            os._exit(0)
+        os.waitpid(pid, 0)
+        kept += list(iterator)
+    assert all((batch == number).all() for number, batch in enumerate(kept))
+
+
 KEPT = """
 import os, resource
 import numpy as np
