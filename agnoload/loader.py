@@ -6,7 +6,6 @@ which may go out and which batch may come out; a pool answers them in any order.
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import os
 import sys
@@ -695,7 +694,8 @@ class DataLoader(Generic[SampleT, BatchT]):
 
     def _twin(self, workers: int) -> DataLoader[SampleT, BatchT]:
         """The same loader once more, for measurements that this one shall not notice."""
-        twin = copy.copy(self)
+        twin = object.__new__(type(self))  # a copy would share no plan, no backend and no sampler with this one
+        twin.__dict__.update(self.__dict__)
         twin._options = dataclasses.replace(self._options, num_workers=workers)
         twin._settle(self._epochs.twin())
         return twin
