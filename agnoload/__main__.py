@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import sys
 
 import numpy as np
 
 import agnoload
-from agnoload.cores import affine_cores, memory_limit, physical_memory, quota_cores, usable_cores
+from agnoload.cores import affine_cores, machine_cores, memory_limit, physical_memory, quota_cores, usable_cores
 from agnoload.pools.start import available_methods
 
 
@@ -29,7 +28,7 @@ def report() -> str:
 def _cores() -> str:
     quota = quota_cores()
     limit = "no quota" if quota is None else f"a quota of {quota:g}"
-    return f"{affine_cores()} by affinity and {limit} by the control group, of {os.cpu_count()} in the machine"
+    return f"{affine_cores()} by affinity and {limit} by the control group, of {machine_cores()} in the machine"
 
 
 def _memory() -> str:

@@ -13,22 +13,28 @@ ROOT = Path("/")
 """Where `/proc` and `/sys` are looked for, unless a test says otherwise."""
 
 
-def usable_cores(root: Path = ROOT) -> int:
+def usable_cores(sharing: int = 1, root: Path = ROOT) -> int:
     """Cores by CPU affinity and the control group's quota, whichever allows less; at least 1.
 
+    `sharing` processes that do the same divide the machine and the quota among them; an affinity is a process's own.
     `OMP_NUM_THREADS` and the like change nothing.
 
     >>> usable_cores() >= 1
     True
     """
     quota = quota_cores(root)
-    cores = affine_cores()
-    return cores if quota is None else max(1, min(cores, math.ceil(quota)))
+    shares = [machine_cores() // sharing] + ([] if quota is None else [math.ceil(quota / sharing)])
+    return max(1, min(affine_cores(), *shares))
+
+
+def machine_cores() -> int:
+    """Cores that the machine has."""
+    return os.cpu_count() or 1
 
 
 def affine_cores() -> int:
     """Cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else machine_cores()
 
 
 def quota_cores(root: Path = ROOT) -> float | None:

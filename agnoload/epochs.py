@@ -44,6 +44,7 @@ class Epochs:
 
     def twin(self) -> Epochs:
         """Others, that begin where these stand and do not advance the generator: for measurements."""
+        self._heed()
         twin = Epochs(self._stranger, self._given, None)
         twin._next = Place(self.place.epoch, seeds=self.place.seeds)
         return twin
@@ -62,11 +63,17 @@ class Epochs:
             self._next = Place(epoch, seeds=self.place.seeds, begun=self._numbers is None)
             self._progress = None
 
-    def begin(self) -> Place:
-        """Where the iterator begins that is made now."""
+    def _heed(self) -> None:
+        """A sampler may have been asked for an epoch: that is heeded once."""
         asked = self._stranger.asked()
         if asked is not None:
             self.set_epoch(asked)
+
+    def begin(self) -> Place:
+        """Where the iterator begins that is made now."""
+        self._heed()
+        if self._progress is not None and self._progress.over and not self._progress.asked:
+            return self._progress.place  # made only to see whether it can be made: that is not an epoch
         if self._progress is not None:
             return self.following(Place(self._progress.epoch + 1, seeds=self.place.seeds, begun=False))
         return self._next if self._next.begun else self.following(self._next)

@@ -20,6 +20,8 @@ An exception of the user's own code is never wrapped: it keeps its type, argumen
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -112,3 +114,11 @@ class BackendUnavailable(AgnoloadError, ImportError):
 
 class AgnoloadWarning(UserWarning):
     """The category of every warning that this library gives."""
+
+
+def warn(text: str) -> None:
+    """Give an `AgnoloadWarning` for the first line that is not this library's: the user's own."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("agnoload."):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, AgnoloadWarning, stacklevel=level)

@@ -84,6 +84,7 @@ class Fetcher:
         self._context = SampleContext(self._rewinder)
         roots = {"dataset": self.dataset, "collate_fn": self.collate_fn}
         self._generators = RequestGenerators(self._context, roots, own=self._isolated, shared=self._threaded)
+        self._culprit: Failure | None = None
         self._reader: StreamReader | None = None
         self._read = (-1, -1)  # epoch and batch that the reader was asked for last
         self._getitems = None if self._stream else getitems_of(self.dataset)
@@ -171,7 +172,10 @@ class Fetcher:
 
     def _failed(self, request: Request, error: BaseException, started: float) -> Reply:
         error = _named(_stopped(error), request)
-        return Reply(request.number, self._worker, error=error, started=started, finished=time.monotonic())
+        extras = {"failed": [self._culprit]} if self._culprit is not None else None
+        self._culprit = None
+        now = time.monotonic()
+        return Reply(request.number, self._worker, error=error, extras=extras, started=started, finished=now)
 
     def _mapped(self, request: Request, empty: Empty, started: float) -> Reply:
         if not self._batched:
@@ -211,8 +215,14 @@ class Fetcher:
             for context.item, key in enumerate(keys):
                 samples.append(load(key))
         except BaseException as error:
-            raise _at_sample(error, keys[context.item], request, context.item)
+            raise self._at_sample(error, keys[context.item], request, context.item)
         return samples
+
+    def _at_sample(self, error: BaseException, key: Any, request: Request, item: int) -> BaseException:
+        """A sample's error, which says which one it was; remembered, for the account of what failed."""
+        self._culprit = Failure(key, f"{type(error).__name__}: {error}")
+        where = f"while index {key!r} was loaded (item {item} of batch {request.batch}, epoch {request.epoch})"
+        return _stopped(error, where)
 
     def _many(self, keys: list[Any], request: Request) -> Any:
         getitems: Any = self._getitems
@@ -251,22 +261,25 @@ class Fetcher:
             except Exception:
                 self._generators.seed()  # one by one, as if nothing had been tried
         load = self.dataset.__getitem__ if self._retry is None else self._again(self.dataset.__getitem__, self._retry)
-        samples, kept, failures = [], [], []
+        samples: list[Any] = []
+        kept: list[Any] = []
+        failures: list[Any] = []
         for item, key in enumerate(keys):
             self._context.item = item
             try:
                 got = load(key), key
             except (Exception, GeneratorExit) as error:
-                raised = _at_sample(error, key, request, item)
-                failures.append(Failure(key, f"{type(error).__name__}: {error}"))
+                raised = self._at_sample(error, key, request, item)
+                failures.append(self._culprit)
                 if self._action(raised, key) == "skip":
                     continue
                 got = self._replacement(load, keys, item, request, raised)
             except BaseException as error:
-                raise _at_sample(error, key, request, item)
+                raise self._at_sample(error, key, request, item)
             samples.append(got[0])
             kept.append(got[1])
         self._context.item = 0
+        self._culprit = None
         return samples, kept, failures
 
     def _action(self, error: BaseException, key: Any) -> str:
@@ -400,8 +413,3 @@ def _stopped(error: BaseException, where: str = "") -> BaseException:
     if where:
         error.add_note(where)
     return error
-
-
-def _at_sample(error: BaseException, key: Any, request: Request, item: int) -> BaseException:
-    where = f"while index {key!r} was loaded (item {item} of batch {request.batch}, epoch {request.epoch})"
-    return _stopped(error, where)

@@ -125,7 +125,7 @@ class ForeignPlan(Plan):
     def _pull(self) -> Cut | None:
         with self._private:
             cut = super()._pull()
-            if cut is None and self._stateful in self._stranger.parts:
+            if cut is None and any(part is self._stateful for part in self._stranger.parts):
                 self._last = self._mark()
         return cut
 

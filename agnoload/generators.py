@@ -203,8 +203,9 @@ class ProcessGenerators:
         self._python.seed(philox)
         np.random.set_bit_generator(self._lent)  # type: ignore[attr-defined]  # and forget a normal number held back
         self._numpy.seed(philox)
+        number = int(philox.random_raw())  # one for all: who else is loaded here must change nothing
         for backend in plugins.loaded_backends():
-            backend.seed(int(philox.random_raw()))
+            backend.seed(number)
 
     def save(self) -> Any:
         """All their states, for `restore`; a normal number that `np.random` holds back is taken out of it."""

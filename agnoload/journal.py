@@ -10,6 +10,7 @@ import logging
 import sys
 import warnings
 from collections.abc import Mapping
+from itertools import takewhile
 from typing import Any, NamedTuple, TextIO
 
 from agnoload.transport.failures import Described, describe, portable, rebuild
@@ -39,13 +40,15 @@ Said = list[Logged | Warned]
 def settings() -> dict[str, Any]:
     """What a worker must know of this process: the levels of its loggers and its warning filters, as plain values.
 
-    Filters for categories of other packages stay behind, so that no worker imports those packages for them: they are
-    applied when the warning arrives.
+    No worker shall import a package for the sake of a filter on its warnings: from the first such filter on, the worker
+    lets everything through, and the filters are applied where the warning arrives.
     """
     root = logging.getLogger()
     named = {name: logger for name, logger in root.manager.loggerDict.items() if isinstance(logger, logging.Logger)}
     levels = {name: logger.level for name, logger in named.items() if logger.level}
-    filters = [entry for entry in warnings.filters if entry[2].__module__ == "builtins"]
+    filters: list[Any] = list(takewhile(lambda entry: entry[2].__module__ == "builtins", warnings.filters))
+    if len(filters) < len(warnings.filters):
+        filters.append(("always", None, Warning, None, 0))
     return {"level": root.level, "levels": levels, "disabled": root.manager.disable, "filters": filters}
 
 
@@ -73,9 +76,7 @@ class Listener(logging.Handler):
                 logging.getLogger(name).setLevel(level)
             logging.disable(around["disabled"])
             warnings.resetwarnings()
-            for action, message, category, module, lineno in reversed(around["filters"]):
-                warnings.filters.insert(0, (action, message, category, module, lineno))  # type: ignore[attr-defined]
-            warnings._filters_mutated()  # type: ignore[attr-defined]
+            warnings.filters[:] = around["filters"]  # type: ignore[index]
 
     def take(self) -> Said | None:
         """What was said since the last time."""

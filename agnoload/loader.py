@@ -11,10 +11,10 @@ import dataclasses
 import os
 import sys
 import time
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
+from dataclasses import fields
 from functools import partial
 from typing import Any, Generic, Literal, NamedTuple, Self, TypeVar, Unpack, overload
 
@@ -26,7 +26,7 @@ from agnoload.auto import ENOUGH, Choice, adjusted, choose_for_stream, choose_wo
 from agnoload.cores import usable_cores, usable_memory
 from agnoload.datasets import find_caches, find_large_lists
 from agnoload.epochs import Epochs
-from agnoload.errors import AgnoloadWarning, DatasetNotPicklable, OptionError
+from agnoload.errors import DatasetNotPicklable, OptionError, warn
 from agnoload.fetch import Fetcher
 from agnoload.foreign import ForeignPlan, Stranger
 from agnoload.generators import Watch
@@ -40,12 +40,12 @@ from agnoload.pools.processes import ProcessPool
 from agnoload.pools.start import release_server, use_server
 from agnoload.pools.threads import ThreadPool
 from agnoload.protocols import Backend, Empty, Fetch, IndexArray, Pool
-from agnoload.ranks import rank_and_world
+from agnoload.ranks import local_world_size, rank_and_world
 from agnoload.samplers.basic import RandomSampler, SequentialSampler
 from agnoload.samplers.sampler import SeededSampler, effective_seed, is_transparent
 from agnoload.state import Place, capture, restore
 from agnoload.stats import Recorder, Stats, Timeline, size_of
-from agnoload.streams import StreamPlan, length_or_none, settle_ranks
+from agnoload.streams import StreamPlan, length_or_none, need_length, settle_ranks, split_of
 from agnoload.tolerance import Ceiling
 from agnoload.typed import (
     AnyOptions,
@@ -83,6 +83,9 @@ class DataLoader(Generic[SampleT, BatchT]):
 
     Parameters have torch's names and meanings, plus:
 
+    num_workers: a number, or `"auto"`: none where a batch costs less than its way through a worker, else up to one for
+        each core that affinity and control group allow; adjusted before each epoch by what the last one has shown.
+        `repr` and `stats()` say how many, and why.
     backend: a name (`"numpy"`, `"torch"`, `"jax"`, `"cupy"`, or one that is installed) or a `Backend`: whose arrays the
         batches are made of.
     device: where the batches shall be, in the backend's own terms; None leaves them in the host's memory.
@@ -353,7 +356,7 @@ class DataLoader(Generic[SampleT, BatchT]):
         options = self._options
         if options.batch_sampler is not None:
             return len(options.batch_sampler)
-        total = len(options.dataset) if options.stream else len(self._sampler)
+        total = need_length(options.dataset) if options.stream else len(self._sampler)
         if options.batch_size is None:
             return total
         return total // options.batch_size if options.drop_last else -(-total // options.batch_size)
@@ -499,22 +502,22 @@ class DataLoader(Generic[SampleT, BatchT]):
         )
         if plan.replays:
             self._say_once(
-                "the stream has no state_dict of its own, so resuming reads it again from the start of the epoch up to "
-                "where it was: give it state_dict and load_state_dict to spare that"
+                "the stream has no state_dict of its own, so resuming replays it: it reads it again from the start of "
+                "the epoch up to where it was. Give it state_dict and load_state_dict to spare that"
             )
         if 0 < plan.lanes < workers:
             self._say_once(
                 f"the stream has {plan.lanes} lanes for {workers} workers: {workers - plan.lanes} of them have nothing "
                 "to do. Use fewer workers, or a stream with more shards (and `lanes`)"
             )
-        length = length_or_none(options.dataset)
+        length = None if split_of(options.dataset) else length_or_none(options.dataset)  # of a share it is worked out
         return StreamedPlan(place, plan, options.drop_last, self._say_once, length)
 
     def _say_once(self, text: str) -> None:
         """A warning that a loader gives once."""
         if text not in self._said:
             self._said.add(text)
-            warnings.warn(text, AgnoloadWarning, stacklevel=_outside())
+            warn(text)
 
     def _open_pool(self, plan: Plan) -> tuple[Pool, Callable[[Any], None] | None]:
         """A pool for one iterator, and what takes it back afterwards (None: the iterator ends it)."""
@@ -559,11 +562,9 @@ class DataLoader(Generic[SampleT, BatchT]):
             return
         self._warned = True
         for path in find_large_lists(self._options.dataset):
-            warnings.warn(
+            warn(
                 f"{path} holds very many Python objects: each worker gets a copy of every one, and its memory grows as "
-                "they are read. agnoload.PackedList(...) keeps strings, bytes or objects in one buffer for all workers",
-                AgnoloadWarning,
-                stacklevel=5,
+                "they are read. agnoload.PackedList(...) keeps strings, bytes or objects in one buffer for all workers"
             )
 
     def _fetcher(self, isolated: bool, workers: int | None = None, plan: Plan | None = None) -> Fetcher:
@@ -643,7 +644,7 @@ class DataLoader(Generic[SampleT, BatchT]):
         """
         workers = self.num_workers
         choice = "as asked for" if self._choice is None else f"auto: {self._choice.reason}"
-        return self._recorder.stats(workers, choice, usable_cores(), find_caches(self._options.dataset))
+        return self._recorder.stats(workers, choice, self._cores(), find_caches(self._options.dataset))
 
     @contextmanager
     def trace(self, path: str | os.PathLike[str]) -> Iterator[None]:
@@ -674,13 +675,18 @@ class DataLoader(Generic[SampleT, BatchT]):
 
         Half of `seconds` goes to each: to a loop that does nothing with its batches, and to one batch that goes through
         the loader and its backend again and again. The place in the data, `stats()` and kept workers stay as they are.
+
+        >>> found = DataLoader(range(100), 10).benchmark(seconds=0.02)
+        the loader alone: ... batches/s, ... samples/s, the first batch after ... s
+        one batch again and again: ... batches/s, the most that it can give
+        ...
         """
         half = max(float(seconds), 0.02) / 2
         with self._twin(self.num_workers) as twin:
             alone, first = _rate(lambda: twin, half)
             told = twin.stats()
         with self._twin(0) as twin:
-            plan = twin._plan(Place(twin.epoch))
+            plan = twin._plan(twin._epochs.begin())
             pool = InlinePool(_Again(twin._fetcher(isolated=False, plan=plan)))
             ceiling, _ = _rate(lambda: twin._iterator(plan, pool, None, sys.maxsize), half)
         found = Benchmark(alone, ceiling, first, told.samples / told.batches, told.verdict)
@@ -697,7 +703,7 @@ class DataLoader(Generic[SampleT, BatchT]):
     def _choose_workers(self) -> Choice:
         """The choice for `num_workers="auto"`: from a look at the dataset, and a probe in a worker of its own."""
         options = self._options
-        cores = usable_cores()
+        cores = self._cores()
         if options.stream:
             return choose_for_stream(options.dataset, cores)
         fetcher = self._fetcher(isolated=options.worker_type == "process", workers=1)
@@ -726,14 +732,33 @@ class DataLoader(Generic[SampleT, BatchT]):
             raise reply.error
         return reply.finished - reply.started, size_of(reply.batch)
 
+    def _cores(self) -> int:
+        """Those that are this process's to use, beside others that train with it on this machine."""
+        return usable_cores(local_world_size())
+
     def _adjust_workers(self) -> None:
         """Before an epoch: what the last one has shown about the choice."""
         if self._choice is not None:
             sums = self._recorder.sums()
-            choice = adjusted(self._choice, sums.since(self._counted), usable_cores())
+            choice = adjusted(self._choice, sums.since(self._counted), self._cores())
             if choice is not self._choice or sums.batches - self._counted.batches >= ENOUGH:
                 self._counted = sums
             self._choice = choice
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Travels, and is copied, as its options and its place; no worker and no iterator goes along."""
+        options = {field.name: getattr(self._options, field.name) for field in fields(self._options)}
+        del options["stream"]
+        options["multiprocessing_context"] = options.pop("context")
+        options["num_workers"] = "auto" if self._options.num_workers is None else self._options.num_workers
+        options["timeout"] = self._options.timeout or 0
+        if self._options.batch_sampler is not None:
+            options["batch_size"] = 1
+        if self._options.sampler is not None or self._options.stream or self._options.batch_sampler is not None:
+            options["shuffle"] = None
+        own = type(self._backend) is not type(plugins.get_backend(self._backend.name))
+        options["backend"] = self._backend if own else self._backend.name
+        return _again, (type(self), options, self.state_dict())
 
     def close(self) -> None:
         """End all workers, within a second whatever they do; twice is fine, and iterating again starts afresh.
@@ -807,6 +832,14 @@ def _rate(batches: Callable[[], Iterable[Any]], seconds: float) -> tuple[float, 
         if count == before:
             raise OptionError("benchmark needs at least one batch, this loader has none")
     return (count - 1) / (now - began - first) if count > 1 else 1 / first, first
+
+
+def _again(kind: type[DataLoader[Any, Any]], options: dict[str, Any], state: dict[str, Any]) -> DataLoader[Any, Any]:
+    """A loader with these options, at this place."""
+    loader = kind.__new__(kind)
+    DataLoader.__init__(loader, **options)
+    loader.load_state_dict(state)
+    return loader
 
 
 class _Idle:
@@ -887,11 +920,3 @@ class _Choose:
         n = len(order)
         places = rng.permutation(n)[:count] if n <= count else rng.integers(n, size=count)
         return np.concatenate([order.take(place, place + 1) for place in places.tolist()])
-
-
-def _outside() -> int:
-    """The `stacklevel` of the first frame that is not this library's: the user's own line."""
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("agnoload."):
-        level, frame = level + 1, frame.f_back
-    return level

@@ -53,6 +53,10 @@ class Progress:
         self._cut: Cut | None = None
         self._open: dict[int, _Entry] = {}  # in the order of the requests
         self._delivered: set[int] = set()
+        self.asked = False
+        """Whether the user has asked for a batch."""
+        self.over = False
+        """Whether nobody can ask any more."""
 
     def issued(self, number: int, plan: Plan, cut: Cut) -> None:
         self._open[number] = _Entry(plan, cut)
@@ -73,12 +77,8 @@ class Progress:
             delivered.remove(first)
             self._plan, self._cut = entries.pop(first)
             self._plan.outstanding -= 1
-            if self._at_end:
+            if self._plan.complete:
                 self._plan.ended()
-
-    @property
-    def _at_end(self) -> bool:
-        return self._plan.exhausted and not self._plan.outstanding
 
     @property
     def epoch(self) -> int:
@@ -88,7 +88,7 @@ class Progress:
     @property
     def place(self) -> Place:
         """Where the data that was yielded ends."""
-        if self._at_end:
+        if self._plan.complete:
             return self._plan.end()
         entries = [self._open[number] for number in self._delivered]
         return self._plan.place_after(self._cut, [cut for plan, cut in entries if plan is self._plan])
@@ -140,10 +140,12 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
         self._stuck: Exception | None = None
         """What the sampler or the next epoch raised: due when all that was asked for before has been delivered."""
         self._yielded = 0
+        self._barren = False
+        """An epoch gave nothing: the one after it would not either."""
         self._since: float | None = None
         self._ends: dict[int, float] = {}
         self.progress = Progress(plan)
-        self._finalizer = weakref.finalize(self, _give_back, pool, release, os.getpid())
+        self._finalizer = weakref.finalize(self, _drop, self.progress, pool, release, os.getpid())
 
     def __iter__(self) -> LoaderIterator[BatchT]:
         return self
@@ -183,7 +185,7 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
     def _close(self, why: str | None) -> None:
         if not self._closed:
             self._over = why
-            self._closed = True
+            self._closed = self.progress.over = True
             self._due.clear()
             self._finalizer.detach()
             # A pool that somebody waits in cannot serve another iterator: it ends, and wakes them.
@@ -194,6 +196,7 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
     def _next(self) -> tuple[BatchT] | None:
         """The next batch, None at the end."""
         began = time.monotonic()
+        self.progress.asked = True
         due = self._take()
         if due is None:
             return None
@@ -248,7 +251,9 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
                     if self._to_issue is not None:
                         self._to_issue += 1
                     self.progress.delivered(number)
+                    self._barren = self._barren or plan.barren
                     continue
+                plan.given += 1
                 return popped[0], reply
             if not wait and not (len(window) and pool.ready()):
                 return None
@@ -275,7 +280,9 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
                 self._say(text)
         except Exception as warning:  # it is an error where the user has said so
             return reply._replace(error=warning, batch=None)
-        if self._ceiling is not None and (error := self._ceiling.count(epoch, reply.samples, failures)):
+        if self._ceiling is None or reply.error is not None:
+            return reply
+        if error := self._ceiling.count(epoch, reply.samples, failures):
             return reply._replace(error=error, batch=None)
         return reply
 
@@ -287,7 +294,7 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
     def _issue(self) -> None:
         """Submit requests while the window has room and there is something to ask for."""
         window = self._window
-        while window.room and self._to_issue != 0 and self._stuck is None:
+        while window.room and self._to_issue != 0 and self._stuck is None and not self._barren:
             try:
                 item = self._next_item()
             except Exception as error:
@@ -326,6 +333,11 @@ def _named(request: Request, make: Callable[[], Any]) -> Any:
     except Exception as error:
         error.add_note(f"while batch {request.batch} of epoch {request.epoch} was handed to the backend")
         raise
+
+
+def _drop(progress: Progress, pool: Pool, release: Callable[[Any], None] | None, owner: int) -> None:
+    progress.over = True
+    _give_back(pool, release, owner)
 
 
 def _give_back(pool: Pool, release: Callable[[Any], None] | None, owner: int) -> None:

@@ -51,6 +51,8 @@ class Plan:
         self.resumed = place.position > 0 or bool(place.ahead)
         self.outstanding = 0
         self.exhausted = False
+        self.given = 0
+        """How many of its batches have held samples."""
         self._iterator = self._cuts(place.position)
         self._broken: Exception | None = None
         self._next = self._pull()
@@ -77,6 +79,16 @@ class Plan:
                     f"were delivered, this loader's batch holds {cut.start} to {cut.reached - 1}"
                 )
         return False
+
+    @property
+    def complete(self) -> bool:
+        """Whether all of it has been delivered."""
+        return self.exhausted and not self.outstanding
+
+    @property
+    def barren(self) -> bool:
+        """Whether the whole epoch is over and none of its batches has held a sample."""
+        return self.complete and not (self.given or self.resumed)
 
     def next(self) -> tuple[Cut, int] | None:
         """The next batch and its number in the epoch, or None at the end."""
@@ -216,6 +228,7 @@ class StreamedPlan(Plan):
         self._sizes: dict[Cut, int] = {}
         self._samples = place.position
         self._left_out = 0
+        self._ended = False
         super().__init__(place)
         self.resumed = place.stream is not None
 
@@ -223,6 +236,10 @@ class StreamedPlan(Plan):
     def reader_start(self) -> dict[str, Any]:
         """What the readers of this epoch begin with."""
         return self._stream.start
+
+    @property
+    def complete(self) -> bool:
+        return self._stream.finished and not self._stream.rest()
 
     def _cuts(self, position: int) -> Iterator[Cut]:
         return iter(())
@@ -282,8 +299,9 @@ class StreamedPlan(Plan):
 
     def ended(self) -> None:
         """All has been delivered: compare with the length that the stream says it has."""
-        if self._length is None or self.resumed:
+        if self._length is None or self.resumed or self._ended:
             return
+        self._ended = True
         expected, found = self._length, self._samples + self._left_out
         if found != expected and not (self._drop_last and found <= expected and expected - found < self._stream_size()):
             self._warn(

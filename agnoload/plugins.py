@@ -20,6 +20,7 @@ import numpy.typing as npt
 from agnoload.collate import set_to_numpy
 from agnoload.errors import AgnoloadError, AgnoloadWarning, BackendUnavailable, OptionError
 from agnoload.protocols import Backend, missing_framework
+from agnoload.transport.byvalue import Packed, set_packer
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint  # 15 ms that a worker, and a user of NumPy only, need not pay
@@ -135,6 +136,13 @@ class Loaded:
                 return array
         return None
 
+    def pack(self, value: Any) -> Packed | None:
+        for backend in self.backends():
+            packed = backend.pack(value)
+            if packed is not None:
+                return packed
+        return None
+
 
 _loaded: Loaded | None = None
 _told: set[str] = set()
@@ -172,7 +180,13 @@ def to_numpy(leaf: Any) -> npt.NDArray[Any] | None:
     return (_loaded or _of_this_process()).to_numpy(leaf)
 
 
+def pack(value: Any) -> Packed | None:
+    """How an array of a loaded framework travels between processes; None for what belongs to none of them."""
+    return (_loaded or _of_this_process()).pack(value)
+
+
 set_to_numpy(to_numpy)  # here, so that it holds in every process, and for a `default_collate` of the user's too
+set_packer(pack)
 
 
 def seed_from(generator: Any) -> int | None:

@@ -141,6 +141,14 @@ class Backend:
         """An array of the framework as a NumPy array, sharing memory where possible; None for anything else."""
         return leaf if isinstance(leaf, np.ndarray) else None
 
+    def pack(self, value: Any) -> tuple[Callable[[npt.NDArray[Any]], Any], npt.NDArray[Any]] | None:
+        """How an array of the framework travels to a worker and back: what makes it again, and its memory.
+
+        The first must be found by its name when pickled, and gets an array that it may share; None, also for anything
+        that is not the framework's: as it pickles by itself. It is called in any process that has loaded the framework.
+        """
+        return None
+
     def seed(self, number: int) -> None:
         """Seed the framework's global generator with 64 bits; called around a request."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -60,6 +61,8 @@ class Padded(NamedTuple):
 class Packed(NamedTuple):
     """The packed form: `values` holds the rows of all items, those of item i from `offsets[i]` to `offsets[i + 1]`.
 
+    Behind the last item there may be rows of padding, see `ragged_collate(multiple_of=...)`.
+
     >>> Ragged.from_list([[1, 2, 3], [4]]).packed()
     Packed(values=array([1, 2, 3, 4]), offsets=array([0, 3, 4]))
     """
@@ -67,14 +70,14 @@ class Packed(NamedTuple):
     values: Any
     offsets: Any
 
-    def item_of_value(self) -> IndexArray:
-        """Which item each row came from, int64.
+    def item_of_value(self, axis: int = 0) -> IndexArray:
+        """Which item each row (along `axis`) came from, int64; rows of padding have the number of items.
 
         >>> Ragged.from_list([[1, 2, 3], [4]]).packed().item_of_value()
         array([0, 0, 0, 1])
         """
         offsets = np.asarray(self.offsets, np.int64)
-        return _items_of(offsets[1:] - offsets[:-1])
+        return _items_of(np.diff(offsets, append=self.values.shape[axis]))
 
 
 class Ragged:
@@ -383,22 +386,33 @@ def _check_padding(side: str, multiple_of: int) -> None:
         raise OptionError(f"multiple_of must be a positive int, got {multiple_of!r}")
 
 
-def _pack(rows: _Rows, empty: Empty) -> tuple[Array, IndexArray]:
-    """Values and offsets of the items, written once."""
+def _pack(rows: _Rows, empty: Empty, value: Any = 0, multiple_of: int = 1) -> tuple[Array, IndexArray]:
+    """Values and offsets of the items, written once, and behind them padding up to a multiple."""
     offsets = _offsets(rows.lengths, empty)
-    values = new_array(empty, rows.shape(int(offsets[-1])), rows.dtype)
+    total = int(offsets[-1])
+    length = _rounded(total, multiple_of)
+    values = new_array(empty, rows.shape(length), rows.dtype)
+    room = values
+    if length > total:
+        before = (slice(None),) * rows.axis
+        room = values[(*before, slice(0, total))]
+        values[(*before, slice(total, length))] = _fill_value(value, rows.dtype)
     items = rows.items
     plain = rows.axis == 0 and rows.dtype.kind not in "SU"
-    if items and not (plain and write_joined(values, items)):
-        np.concatenate(items, axis=rows.axis, out=values)
+    if items and not (plain and write_joined(room, items)):
+        np.concatenate(items, axis=rows.axis, out=room)
     return values, offsets
+
+
+def _rounded(number: int, multiple_of: int) -> int:
+    return -(-number // multiple_of) * multiple_of
 
 
 def _pad(rows: _Rows, value: Any, side: Side, multiple_of: int, empty: Empty, packed: Array | None = None) -> Padded:
     """The padded form of the items, each written once; `packed` are the same rows in one array, if there is one."""
     fill = _fill_value(value, rows.dtype)
     longest = int(rows.lengths.max(initial=0))
-    width = -(-longest // multiple_of) * multiple_of
+    width = _rounded(longest, multiple_of)
     out = new_array(empty, (len(rows.items), *rows.shape(width)), rows.dtype)
     lengths = empty((len(rows.items),), np.int64)
     lengths[...] = rows.lengths
@@ -460,9 +474,11 @@ def ragged_collate(
     `Packed(values, offsets)` or, as a list, views of one array. Named fields may also hold lists and `bytes`.
 
     `shift={"faces": "verts"}` adds to the index field `faces` the number of `verts` (rows, or an int field's value)
-    that stand before the item in the batch. It holds for the packed form; in the others indices keep their own numbers,
-    and are padded with -1. `axis` is the one that differs, for all fields or by field (`{"edge_index": 1}`); `value` is
-    the padding, for all or by field; `side` and `multiple_of` are those of `Ragged.padded`.
+    that stand before the item in the batch. It holds for the packed form; in the others indices keep their own numbers.
+    `axis` is the one that differs, for all fields or by field (`{"edge_index": 1}`). `value` is the padding, for all or
+    by field, 0 where it is not given, and -1 for index fields. `side` and `multiple_of` are those of `Ragged.padded`;
+    in the packed form the rows of all items together are padded at the end up to a multiple, so that batches have few
+    different shapes.
 
     The function pickles, and a loader lets it write straight into a batch's memory. `OptionError` for options that
     cannot work; while batching, `CollateError` names the field and two items whose other axes or dtypes differ.
@@ -531,18 +547,31 @@ class _Plan:
         rows = _rows(column, path, self.axes.get(path, self.options.axis))
         if self.options.form == "padded":
             return self.padded(rows, path)
-        values, offsets = _pack(rows, self.empty)
         if self.options.form == "packed":
-            if path in self.shift:
-                self.add_starts(values, rows, path)
-            return Packed(values, offsets)
+            return self.packed(rows, path)
+        values, offsets = _pack(rows, self.empty)
         before = (slice(None),) * rows.axis
         return [values[(*before, slice(start, stop))] for start, stop in pairwise(offsets.tolist())]
 
     def padded(self, rows: _Rows, path: Path) -> Padded:
-        value = self.fills.get(path, -1 if path in self.shift else self.options.fill)
+        with self.naming(path):
+            return _pad(rows, self.fill(path), self.options.side, self.options.multiple_of, self.empty)
+
+    def packed(self, rows: _Rows, path: Path) -> Packed:
+        with self.naming(path):
+            values, offsets = _pack(rows, self.empty, self.fill(path), self.options.multiple_of)
+        if path in self.shift:
+            self.add_starts(values[(*(slice(None),) * rows.axis, slice(0, int(offsets[-1])))], rows, path)
+        return Packed(values, offsets)
+
+    def fill(self, path: Path) -> Any:
+        return self.fills.get(path, -1 if path in self.shift else self.options.fill)
+
+    @contextmanager
+    def naming(self, path: Path) -> Iterator[None]:
+        """The padding may not fit into a field's dtype."""
         try:
-            return _pad(rows, value, self.options.side, self.options.multiple_of, self.empty)
+            yield
         except OptionError as error:
             raise collate_error(path, (), f"{error}; give ragged_collate(value=...) or another dtype") from None
 

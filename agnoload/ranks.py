@@ -43,6 +43,20 @@ def rank_and_world(
     return 0, 1
 
 
+LOCAL_VARIABLES = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE")
+
+
+def local_world_size(environ: Mapping[str, str] | None = None) -> int:
+    """How many processes that train together share this machine, as torchrun and Open MPI say; else 1.
+
+    >>> local_world_size({"LOCAL_WORLD_SIZE": "8"})
+    8
+    """
+    found = os.environ if environ is None else environ
+    told = next((found[name] for name in LOCAL_VARIABLES if found.get(name)), "1")
+    return max(1, int(told)) if told.isdecimal() else 1
+
+
 def check_rank(rank: int, world: int, where: str) -> tuple[int, int]:
     """`(rank, world)` if they can be, else `OptionError` that begins with `where`."""
     if world < 1 or not 0 <= rank < world:

@@ -19,6 +19,8 @@ LONG = 256
 """A container with more entries holds samples, not parts of a dataset: only its first one is looked at."""
 
 _LEAVES = (str, bytes, int, float, complex, np.ndarray, np.generic, types.ModuleType, type, type(None))
+_LOADERS = ("agnoload.loader", "agnoload.loop")
+"""A loader within a dataset, and its iterator: what they draw from they seed by themselves."""
 _CONTAINERS = (dict, list, tuple, deque)
 
 
@@ -101,6 +103,8 @@ def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]
 
 
 def _parts_of_object(thing: Any) -> Iterator[tuple[str, Any]]:
+    if type(thing).__module__ in _LOADERS:
+        return
     with contextlib.suppress(AttributeError):
         for name, part in list(object.__getattribute__(thing, "__dict__").items()):
             yield f".{name}", part

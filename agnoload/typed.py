@@ -67,6 +67,8 @@ class KeywordOptions(TypedDict, total=False):
     worker_type: Literal["process", "thread"]
     on_error: Literal["raise", "skip", "replace"] | Callable[[Exception, Any], str]
     max_worker_restarts: int
+    retry: Any
+    max_failed: float | None
 
 
 class Options(KeywordOptions, total=False):

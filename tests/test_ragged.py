@@ -6,6 +6,7 @@ import importlib.util
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -380,6 +381,49 @@ def test_graphs_are_batched_as_torch_geometric_does() -> None:
     same(ours["edge_index"].values, theirs.edge_index.numpy())
     same(ours["x"].item_of_value(), theirs.batch.numpy())
     same(ours["x"].offsets, theirs.ptr.numpy())
+
+
+def test_packed_values_are_padded_at_the_end_up_to_a_multiple() -> None:
+    collate = ragged_collate("packed", shift={"edge_index": "x"}, axis={"edge_index": 1}, value=7, multiple_of=4)
+    batch, plain = collate(GRAPHS), ragged_collate("packed", shift={"edge_index": "x"}, axis={"edge_index": 1})(GRAPHS)
+    x, edges = batch["x"], batch["edge_index"]
+    assert (x.values.shape, edges.values.shape) == ((8, *GRAPHS[0]["x"].shape[1:]), (2, 8))
+    same(x.offsets, plain["x"].offsets)
+    same(edges.offsets, plain["edge_index"].offsets)
+    same(x.values[:5], plain["x"].values)
+    same(edges.values[:, :5], plain["edge_index"].values)
+    assert (x.values[5:] == 7).all()
+    assert (edges.values[:, 5:] == -1).all()
+    same(x.item_of_value(), np.array([0, 0, 0, 1, 1, 2, 2, 2]))
+    same(edges.item_of_value(axis=1), np.array([0, 0, 0, 1, 1, 2, 2, 2]))
+    same(ragged_collate("packed", multiple_of=5)([np.arange(5)]).values, np.arange(5))
+    assert len(ragged_collate("packed", multiple_of=5)([np.arange(0)]).values) == 0
+
+
+def test_the_padding_of_packed_values_must_fit_where_there_is_some() -> None:
+    collate = ragged_collate("packed", value=-1, multiple_of=2)
+    same(collate([np.uint8([1]), np.uint8([2])]).values, np.uint8([1, 2]))
+    with pytest.raises(CollateError, match="uint8 cannot hold -1; give ragged_collate"):
+        collate([{"t": np.uint8([1, 2])}, {"t": np.uint8([3])}])
+
+
+@given(lengths=st.lists(st.integers(0, 9), min_size=1, max_size=9), multiple_of=st.integers(1, 6))
+def test_padded_packed_values_hold_the_items_whatever_their_size(lengths: list[int], multiple_of: int) -> None:
+    written: list[Array] = []
+
+    def empty(shape: tuple[int, ...], dtype: Any) -> Array:
+        written.append(np.empty(shape, dtype))
+        return written[-1]
+
+    items = [np.arange(length * 2, dtype=np.int16).reshape(length, 2) for length in lengths]
+    packed = ragged_collate("packed", value=-9, multiple_of=multiple_of)(items, empty)
+    total = sum(lengths)
+    assert any(packed.values is array for array in written)  # where it shall lie
+    assert len(packed.values) % multiple_of == 0
+    assert 0 <= len(packed.values) - total < multiple_of
+    assert (packed.values[total:] == -9).all()
+    pieces = [packed.values[a:b] for a, b in pairwise(packed.offsets.tolist())]
+    assert [bits(piece) for piece in pieces] == [bits(item) for item in items]
 
 
 def test_an_index_field_may_count_by_an_int_field() -> None:

@@ -80,6 +80,7 @@ class StackDataset(Dataset[T_co], Forwarding):
         return [self._together(list(values)) for values in zip(*columns, strict=True)]
 
     def forwards(self) -> bool:
+        """Whether whole batches of samples are asked of what is inside."""
         return any(getitems_of(part) for part in self._parts())
 
     def __rows__(self) -> Any:
@@ -105,7 +106,11 @@ class ConcatDataset(Dataset[T_co], Forwarding):
     ('c', 'e', [2, 5])
     """
 
-    def __init__(self, datasets: Iterable[Samples[T_co]]) -> None:
+    @overload
+    def __init__(self, datasets: Iterable[Samples[T_co]]) -> None: ...
+    @overload  # of different kinds
+    def __init__(self: ConcatDataset[Any], datasets: Iterable[Any]) -> None: ...
+    def __init__(self, datasets: Iterable[Any]) -> None:
         self.datasets: list[Any] = list(datasets)
         if not self.datasets:
             raise OptionError("ConcatDataset needs at least one dataset, got none")
@@ -140,6 +145,7 @@ class ConcatDataset(Dataset[T_co], Forwarding):
         return samples
 
     def forwards(self) -> bool:
+        """Whether whole batches of samples are asked of what is inside."""
         return any(getitems_of(part) for part in self.datasets)
 
     def __rows__(self) -> Any:
@@ -212,6 +218,7 @@ class Subset(Dataset[T_co], Forwarding):
         return samples_of(self.dataset, chosen) if getitems is None else getitems(chosen)
 
     def forwards(self) -> bool:
+        """Whether whole batches of samples are asked of what is inside."""
         return getitems_of(self.dataset) is not None
 
     def __rows__(self) -> Any:

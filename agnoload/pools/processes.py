@@ -22,16 +22,15 @@ import signal
 import sys
 import threading
 import time
-import warnings
 from collections import deque
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from agnoload.errors import AgnoloadError, AgnoloadWarning, LoaderClosed, WorkerDied, WorkerTimeout
+from agnoload.errors import AgnoloadError, LoaderClosed, WorkerDied, WorkerTimeout, warn
 from agnoload.journal import settings
 from agnoload.messages import Reply, Request, describe_request, plain_indices
-from agnoload.pools.start import THREADS, Process, Start, method_of, start_process
+from agnoload.pools.start import THREADS, Process, Start, interrupts_held, method_of, start_process
 from agnoload.pools.worker import (
     DUMP_SIGNAL,
     END,
@@ -117,6 +116,7 @@ class ProcessPool:
         self._pipes: list[tuple[int, int]] = []
         self._extra: list[int] = []  # descriptors of shared files in the dataset, which stay theirs
         self._digest: bytes | None = None
+        self._classes: dict[str, type] = {}
         try:
             self._open(window, reuse, attach, fence, environment or {})
         except BaseException:
@@ -131,7 +131,7 @@ class ProcessPool:
             _warn_about_threads()
         else:
             with sending() as self._extra:
-                self._payload = pack(fetch, surroundings(environment), fetch.parts(), method)
+                self._payload, self._classes = pack(fetch, surroundings(environment), fetch.parts(), method)
         if reuse:
             with contextlib.suppress(*(() if method != "fork" else (Exception,))):  # a fork may hold what cannot pickle
                 self._digest = digest(fetch)
@@ -307,11 +307,12 @@ class ProcessPool:
         self._control.clear(worker)
         requests = self._pipes[worker if self._owned else 0][0]
         start = Start(worker, self._workers, self._pid, self._payload, self.arena.fd, requests, self._replies_w)
-        process = start_process(self._context, start, self._extra, self._fetch)
-        self._processes[worker] = process
-        self._pids[worker] = process.pid
-        self._by_sentinel[process.sentinel] = worker
-        self._poll.register(process.sentinel, select.POLLIN)
+        with interrupts_held():
+            process = start_process(self._context, start, self._extra, self._fetch)
+            self._processes[worker] = process
+            self._pids[worker] = process.pid
+            self._by_sentinel[process.sentinel] = worker
+            self._poll.register(process.sentinel, select.POLLIN)
 
     # ------------------------------------------------------------------------------------------------ receiving
 
@@ -325,7 +326,7 @@ class ProcessPool:
             raise self._timed_out(waited)
         if waited >= SILENCE and not self._warned:
             self._warned = True
-            warnings.warn(f"no batch for {waited:.0f} s: {self._doing()[0]}", AgnoloadWarning, stacklevel=6)
+            warn(f"no batch for {waited:.0f} s: {self._doing()[0]}")
         limits = [limit - waited for limit in (timeout, None if self._warned else SILENCE) if limit is not None]
         self._wait(max(min(limits), 0.0) if limits else None)
         if self._closed:
@@ -686,9 +687,8 @@ def _doing(stage: Stage, request: Request | None) -> str:
 def _warn_about_threads() -> None:
     others = threading.active_count() - 1
     if others > 0:
-        warnings.warn(
-            f"multiprocessing_context='fork' copies this process while {others} more thread{'s' * (others > 1)} may "
-            "hold locks that nobody will release in the copy: a worker can hang for ever. Use the default (forkserver)",
-            AgnoloadWarning,
-            stacklevel=6,
+        warn(
+            f"multiprocessing_context='fork' copies this process of {others + 1} threads, and the {others} that are "
+            "not copied may hold locks that nobody will release in the copy: a worker can hang for ever. Use the "
+            "default (forkserver)"
         )

@@ -86,6 +86,19 @@ def start_process(context: Any, start: Start, extra: list[int], inherited: Any) 
     return _ContextProcess(context, start, extra, inherited)
 
 
+@contextlib.contextmanager
+def interrupts_held() -> Iterator[None]:
+    """Around a start: Ctrl-C comes when the process is known to its pool, and can say that it ignores it.
+
+    A new process inherits what is blocked, and unblocks it when it is ready.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def method_of(context: Any) -> str:
     """The name of the start method that an option of the loader asks for; `OptionError` if it is none."""
     methods = available_methods()
@@ -116,8 +129,14 @@ class _ContextProcess:
         self._process = context.Process(target=_in_context, args=args, name="agnoload-worker")
         # A process counts the memory of the one that it was spawned from until it loads its own program.
         self._counted = _resident() if context.get_start_method() == "spawn" else 0
-        with _starting, _hidden_main(), _environment(THREADS), _interrupts_held():
-            self._process.start()
+        try:
+            with _starting, _hidden_main(), _environment(THREADS):
+                self._process.start()
+        except BaseException:  # Ctrl-C, when another thread has taken the signal
+            if (process := getattr(self._process, "_popen", None)) is not None:
+                os.kill(process.pid, signal.SIGKILL)
+                self._process.join()
+            raise
         # Its library would wait for it at exit before we get to end it; we own its end.
         module = sys.modules[type(self._process).__mro__[-2].__module__]
         getattr(module, "_children", set()).discard(self._process)
@@ -212,16 +231,6 @@ def _environment(values: dict[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-@contextlib.contextmanager
-def _interrupts_held() -> Iterator[None]:
-    """Ctrl-C reaches a process only once it can say that it ignores it: a new one inherits what is blocked."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
 # ---------------------------------------------------------------------------------------------- the fork server
 
 
@@ -300,7 +309,7 @@ class ForkServer:
         )
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
         try:
-            with theirs, _interrupts_held():
+            with theirs:
                 self._process = subprocess.Popen(
                     [sys.executable, *flags, "-c", code],
                     stdin=subprocess.DEVNULL,

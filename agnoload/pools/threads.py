@@ -9,10 +9,9 @@ import sys
 import threading
 import time
 import traceback
-import warnings
 from typing import Any
 
-from agnoload.errors import AgnoloadError, AgnoloadWarning, LoaderClosed, WorkerTimeout
+from agnoload.errors import AgnoloadError, LoaderClosed, WorkerTimeout, warn
 from agnoload.messages import Reply, Request, describe_request
 from agnoload.pools import processes
 from agnoload.pools.processes import check_process
@@ -31,7 +30,7 @@ class ThreadPool:
             queue.SimpleQueue() for _ in range(workers if owned else 1)
         ]
         self._owned = owned
-        self._empty = Recycled(window + workers + 1)
+        self._memory = Recycled(window + workers + 1)
         self._closed = threading.Event()
         self._warned = False
         self._pid = os.getpid()
@@ -39,8 +38,12 @@ class ThreadPool:
             threading.Thread(target=self._work, args=(copy.copy(fetch), number), name=f"agnoload-{number}", daemon=True)
             for number in range(workers)
         ]
-        for thread in self._threads:
-            thread.start()
+        try:
+            for thread in self._threads:
+                thread.start()
+        except BaseException:  # the system has no more threads
+            self.close()
+            raise
 
     def submit(self, request: Request) -> None:
         self._check()
@@ -60,11 +63,12 @@ class ThreadPool:
             if timeout is not None:
                 raise WorkerTimeout(f"no batch came within {waited:.1f} s: {self._doing()}") from None
             self._warned = True
-            warnings.warn(f"no batch for {waited:.0f} s: {self._doing()}", AgnoloadWarning, stacklevel=6)
+            warn(f"no batch for {waited:.0f} s: {self._doing()}")
             reply = self._replies.get()
         if isinstance(reply, BaseException):
             raise reply
-        del self._open[reply.number]
+        self._check()  # whoever has closed it meanwhile has forgotten what is open
+        self._open.pop(reply.number, None)
         return reply
 
     def ready(self) -> bool:
@@ -81,7 +85,7 @@ class ThreadPool:
                 requests.put(None)
         deadline = time.monotonic() + 0.5
         for thread in self._threads:
-            if thread is not threading.current_thread():
+            if thread.ident is not None and thread is not threading.current_thread():
                 thread.join(max(0.0, deadline - time.monotonic()))
         self._open.clear()
 
@@ -101,7 +105,7 @@ class ThreadPool:
         while (request := requests.get()) is not None and not self._closed.is_set():
             self._busy[worker] = request.number
             try:
-                reply = fetch(request, self._empty)
+                reply = fetch(request, self._memory.batch())
             except BaseException as error:
                 reply = Reply(request.number, worker, error=error)
             if reply.error is not None:

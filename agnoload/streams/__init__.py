@@ -4,12 +4,12 @@
 `files`: what else is made of streams. `read` and `plan`: a worker's and the loader's side.
 """
 
-from agnoload.streams.base import ChainDataset, FilteredStream, IterableDataset, MappedStream, first_states
+from agnoload.streams.base import ChainDataset, FilteredStream, IterableDataset, MappedStream, first_states, need_length
 from agnoload.streams.cursor import is_indexed, is_stream, length_or_none
 from agnoload.streams.files import FileStream, read_lines, read_npy, read_npz, read_parquet, read_tar
 from agnoload.streams.mixture import Mixture
 from agnoload.streams.plan import Rest, StreamPlan, StreamRequest
-from agnoload.streams.ranks import RankStream, settle_ranks
+from agnoload.streams.ranks import RankStream, settle_ranks, split_of
 from agnoload.streams.read import COLLATING, Portion, StreamReader
 from agnoload.streams.shuffle import ShuffledStream
 
@@ -32,10 +32,12 @@ __all__ = [
     "is_indexed",
     "is_stream",
     "length_or_none",
+    "need_length",
     "read_lines",
     "read_npy",
     "read_npz",
     "read_parquet",
     "read_tar",
     "settle_ranks",
+    "split_of",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
 
 from agnoload import seeding
 from agnoload.errors import OptionError
@@ -205,7 +205,11 @@ class ChainDataset(CursorStream[T_co], IterableDataset[T_co]):
     [1, 2, 3]
     """
 
-    def __init__(self, datasets: Iterable[Iterable[T_co]]) -> None:
+    @overload
+    def __init__(self, datasets: Iterable[Iterable[T_co]]) -> None: ...
+    @overload  # of different kinds
+    def __init__(self: ChainDataset[Any], datasets: Iterable[Any]) -> None: ...
+    def __init__(self, datasets: Iterable[Any]) -> None:
         self.datasets = list(datasets)
         if not self.datasets:
             raise OptionError("ChainDataset needs at least one stream, got none")
@@ -218,9 +222,11 @@ class ChainDataset(CursorStream[T_co], IterableDataset[T_co]):
 
     @property
     def num_shards(self) -> int:
+        """The shards of all streams together, if each has some."""
         return sum(map(need_shards, self.datasets))
 
     def shard(self, number: int) -> Iterable[T_co]:
+        """One of the shards, counted through the streams in their order."""
         ends = list(accumulate(map(need_shards, self.datasets)))
         part = bisect_right(ends, number)
         return shard_of(self.datasets[part], number - (ends[part - 1] if part else 0))

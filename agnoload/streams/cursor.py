@@ -323,5 +323,5 @@ def length_or_none(thing: Any) -> int | None:
     """`len(thing)`, None if it has none."""
     try:
         return len(thing)
-    except TypeError:
+    except (TypeError, NotImplementedError):
         return None

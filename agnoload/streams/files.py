@@ -153,15 +153,30 @@ def _module(name: str, path: str) -> Any:
 
 
 def read_lines(path: Path, start: int = 0, encoding: str = "utf-8") -> Iterator[str]:
-    """The lines of a text file, without their ends; also of one that is compressed (.gz, .bz2, .xz)."""
+    """The lines of a text file, without their ends; also of one that is compressed (.gz, .bz2, .xz).
+
+    >>> import tempfile, pathlib
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / "a.txt"
+    >>> _ = path.write_text("one\\ntwo\\n")
+    >>> list(read_lines(path))
+    ['one', 'two']
+    """
     with _opened(path) as file:
         for line in islice(file, start, None):
             yield line.rstrip(b"\r\n").decode(encoding)
 
 
 def read_npy(path: Path, start: int = 0) -> Iterator[Any]:
-    """The rows of an array that `np.save` wrote: arrays, or scalars if it has one axis. Local files are not loaded
-    whole."""
+    """The rows of an array that `np.save` wrote: arrays, or scalars if it has one axis.
+
+    Local files are not loaded whole.
+
+    >>> import tempfile, pathlib
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / "a.npy"
+    >>> np.save(path, np.arange(6).reshape(3, 2))
+    >>> [row.tolist() for row in read_npy(path, start=1)]
+    [[2, 3], [4, 5]]
+    """
     name = os.fspath(path)
     if "://" in name or os.path.splitext(name)[1] in _COMPRESSED:
         with _opened(path) as file:
@@ -176,7 +191,14 @@ def read_npy(path: Path, start: int = 0) -> Iterator[Any]:
 
 
 def read_npz(path: Path, start: int = 0) -> Iterator[dict[str, Any]]:
-    """The rows of the arrays that `np.savez` wrote, as a dict by their names; the arrays must have one length."""
+    """The rows of the arrays that `np.savez` wrote, as a dict by their names; the arrays must have one length.
+
+    >>> import tempfile, pathlib
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / "a.npz"
+    >>> np.savez(path, x=np.array([1.5, 2.5]), y=np.array([0, 1]))
+    >>> [(float(row["x"]), int(row["y"])) for row in read_npz(path)]
+    [(1.5, 0), (2.5, 1)]
+    """
     with _opened(path) as file, np.load(file, allow_pickle=False) as archive:
         arrays = {name: archive[name] for name in archive.files}
     lengths = {name: len(array) if array.ndim else -1 for name, array in arrays.items()}
@@ -193,6 +215,16 @@ def read_tar(path: Path, start: int = 0) -> Iterator[dict[str, Any]]:
 
     `train/7.jpg` and `train/7.seg.png` are the sample `{"__key__": "train/7", "jpg": b"...", "seg.png": b"..."}`.
     Nothing is written to disk; decode with `stream.map`, which runs only for the samples that a worker delivers.
+
+    >>> import io, pathlib, tarfile, tempfile
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / "a.tar"
+    >>> with tarfile.open(path, "w") as archive:
+    ...     for name in ("7.txt", "7.cls"):
+    ...         member = tarfile.TarInfo(name)
+    ...         member.size = 2
+    ...         archive.addfile(member, io.BytesIO(b"ab"))
+    >>> list(read_tar(path))
+    [{'__key__': '7', 'txt': b'ab', 'cls': b'ab'}]
     """
     name = os.fspath(path)
     with _open(name) as file, tarfile.open(fileobj=file, mode="r:*") as archive:
@@ -220,8 +252,15 @@ def _tar_samples(archive: tarfile.TarFile, name: str) -> Iterator[dict[str, Any]
 
 
 def read_parquet(path: Path, start: int = 0, columns: list[str] | None = None) -> Iterator[dict[str, Any]]:
-    """The rows of a Parquet file as dicts, through pyarrow: numbers and dates as NumPy scalars, missing values as None,
-    all else as Python's own. `columns`: only these. Row groups before `start` are not read."""
+    """The rows of a Parquet file as dicts, through pyarrow.
+
+    Numbers and dates are NumPy scalars, missing values None, all else Python's own. `columns`: only these. Row groups
+    before `start` are not read.
+
+    >>> stream = FileStream(["a.parquet", "b.parquet"], read_parquet)
+    >>> stream.num_shards
+    2
+    """
     name = os.fspath(path)
     parquet, types = _module("pyarrow.parquet", name), _module("pyarrow.types", name)
     with _opened(path) as source, parquet.ParquetFile(source) as file:

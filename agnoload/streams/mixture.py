@@ -63,6 +63,12 @@ class Mixture(CursorStream[T_co], IterableDataset[T_co]):
         per: Per = "sample", *, batch_size: int | None = None, shuffle: bool = False, with_source: bool = False,
         seed: int | None = None,
     ) -> None: ...  # fmt: skip
+    @overload  # of different kinds
+    def __init__(
+        self: Mixture[Any], streams_or_datasets: Iterable[Any], weights: Iterable[float], stop: Stop = "first",
+        per: Per = "sample", *, batch_size: int | None = None, shuffle: bool = False, with_source: bool = False,
+        seed: int | None = None,
+    ) -> None: ...  # fmt: skip
     def __init__(
         self,
         streams_or_datasets: Iterable[Source[Any]],

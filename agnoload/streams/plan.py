@@ -133,6 +133,11 @@ class StreamPlan:
         """Whether all that was asked for has arrived, up to the end of the stream."""
         return self._over
 
+    @property
+    def finished(self) -> bool:
+        """Whether all samples but those of `rest` are delivered: what has not arrived yet cannot hold any."""
+        return self._over and all(entry.delivered for entry in self._entries if entry.portion and entry.portion.samples)
+
     def next(self) -> StreamRequest | None:
         """What to ask for next; None if nothing, now or ever."""
         while not all(lane.ended for lane in self._lanes):

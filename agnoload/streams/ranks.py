@@ -105,7 +105,10 @@ class RankStream(DerivedStream[T_co]):
     def __len__(self) -> int:
         sharded = num_shards_of(self.source) is not None
         if sharded and self.world_size > 1:
-            lengths = self._lengths()
+            try:
+                lengths = self._lengths()
+            except OptionError as error:  # what `len` must raise where there is no length
+                raise TypeError(f"the length of a share is not known: {error}") from None
             own = lengths[self.rank]
         else:
             total = need_length(self.source)

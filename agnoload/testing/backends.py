@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import mmap
+import pickle
 import random
 import warnings
 import weakref
@@ -24,14 +25,15 @@ def check_backend(backend: str | Backend | type[Backend], device: Any = None) ->
 
     It covers dtypes (a narrower one must be announced by one `AgnoloadWarning`), byte orders, strides, scalars, empty
     and read-only arrays, what must pass through, structures, the lifetime of shared memory, copies ahead of time,
-    page-locking, generators and refusals. Objects are made of the backend's class without arguments, as a loader does.
-    A backend that cannot run on this machine raises `BackendUnavailable`. `device` is as in `DataLoader`.
+    page-locking, the way to a worker, generators and refusals. Objects are made of the backend's class without
+    arguments, as a loader does. A backend that cannot run on this machine raises `BackendUnavailable`. `device` is as
+    in `DataLoader`.
 
     >>> check_backend("numpy")
     """
     kind = type(get_backend(backend))
     _facts(kind)
-    for check in (_dtypes, _layouts, _other_leaves, _structure, _read_only, _lifetime, _ahead, _attaching):
+    for check in (_dtypes, _layouts, _other_leaves, _structure, _read_only, _lifetime, _ahead, _attaching, _travelling):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", AgnoloadWarning)
             check(_Desk(kind, device))
@@ -300,9 +302,21 @@ def _attaching(desk: _Desk) -> None:
     _must(slot.tobytes() == before, "undoing attach must leave the slot as it is")
 
 
+def _travelling(desk: _Desk) -> None:
+    for leaf in _numbers():
+        delivered = desk.deliver(leaf)
+        packed = desk.backend.pack(delivered)
+        if packed is not None:
+            make, array = packed
+            again = pickle.loads(pickle.dumps(make))(array)
+            same = type(again) is type(delivered) and repr(desk.array(again)) == repr(desk.array(delivered))
+            _must(same, f"what pack gives for {delivered!r} must make it again, made {again!r}")
+
+
 def _foreign_objects(backend: Backend) -> None:
     for thing in (object(), "text", [1], 3, type):
         _must(backend.to_numpy(thing) is None, f"to_numpy must give None for what is not its own, such as {thing!r}")
+        _must(backend.pack(thing) is None, f"pack must give None for what is not its own, such as {thing!r}")
     for thing in (object(), np.random.default_rng(0)):
         _must(backend.seed_from(thing) is None, f"seed_from must give None for what is not its own, such as {thing!r}")
         _must(backend.reseed(thing, 1) is None, f"reseed must give None for what is not its own, such as {thing!r}")

@@ -29,7 +29,11 @@ SLOTS = 4096
 LENT_LIMIT = 1000
 """Slots lent at once before batches are copied out: Linux allows 65,530 mappings a process."""
 ALIGNMENT = 64
+HUGE = 1 << 21
+"""The size of a huge page: one page fault and one entry in the processor's table of addresses instead of 512."""
 _FIRST_MAPPING = 1 << 16
+_FIXED = 0x10  # MAP_FIXED
+_COLLAPSE = 25  # MADV_COLLAPSE, since Linux 6.1; before that an error, and everything stays as it was
 _PUNCH_HOLE = 0x03  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
 
 Fence = Callable[[], Callable[[], bool]]
@@ -39,6 +43,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64]
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
 
 
@@ -75,11 +80,7 @@ class Mapping:
 
     def __init__(self, fd: int, offset: int, nbytes: int, private: bool = False) -> None:
         flags = mmap.MAP_PRIVATE if private else mmap.MAP_SHARED
-        address = _libc.mmap(None, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, offset)
-        if address is None or address == ctypes.c_void_p(-1).value:
-            error = ctypes.get_errno()
-            raise OSError(error, f"cannot map {nbytes} bytes of shared memory: {os.strerror(error)}")
-        self.address: int = address
+        address = self.address = _mapped(fd, offset, nbytes, flags)
         self.nbytes = nbytes
         self.attached = False
         self.__array_interface__ = _interface(address, nbytes)
@@ -98,6 +99,39 @@ class Mapping:
     def array(self) -> Any:
         """All bytes, as an array of uint8 that keeps the mapping alive."""
         return np.asarray(self)
+
+    def back(self, start: int, stop: int) -> None:
+        """Give a part that is about to be written for the first time huge pages where the system can.
+
+        `start` and `stop` are multiples of `HUGE`; what was written there before stays.
+        """
+        if start >= stop:
+            return
+        self.array()[start:stop:HUGE].sum()  # the system only enlarges pages, so each needs a small one to begin with
+        _libc.madvise(self.address + start, stop - start, _COLLAPSE)
+
+
+def _mapped(fd: int, offset: int, nbytes: int, flags: int) -> int:
+    """Map a piece of a file; a large one at an address where it can have huge pages."""
+    writable = mmap.PROT_READ | mmap.PROT_WRITE
+    if nbytes < HUGE:
+        return _mmap(None, nbytes, writable, flags, fd, offset)
+    room = nbytes + HUGE
+    reserved = _mmap(None, room, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+    start = -(-reserved // HUGE) * HUGE
+    end = -(-(start + nbytes) // mmap.PAGESIZE) * mmap.PAGESIZE
+    if start > reserved:
+        _libc.munmap(reserved, start - reserved)
+    _libc.munmap(end, reserved + room - end)
+    return _mmap(start, nbytes, writable, flags | _FIXED, fd, offset)
+
+
+def _mmap(at: int | None, nbytes: int, protection: int, flags: int, fd: int, offset: int) -> int:
+    address: int | None = _libc.mmap(at, nbytes, protection, flags, fd, offset)
+    if address is None or address == ctypes.c_void_p(-1).value:
+        error = ctypes.get_errno()
+        raise OSError(error, f"cannot map {nbytes} bytes of shared memory: {os.strerror(error)}")
+    return address
 
 
 def _unmap(undo: list[Callable[[], None]], address: int, nbytes: int) -> None:
@@ -132,6 +166,7 @@ class Slot:
     def __init__(self, fd: int, number: int) -> None:
         self.number = number
         self._fd = fd
+        self._backed = 0
         self._map(_FIRST_MAPPING)
         self.reset()
 
@@ -164,6 +199,9 @@ class Slot:
         end = start + nbytes
         if end > self.mapping.nbytes:
             self.reach(end)
+        if end >= self._backed + HUGE:
+            self.mapping.back(self._backed, end & -HUGE)
+            self._backed = end & -HUGE
         self.used = aligned(end)
         array = np.ndarray(shape, dtype, self.bytes, start)
         self._given[id(array)] = array, start  # with the array, so that its id stays its own

@@ -5,11 +5,14 @@ from __future__ import annotations
 import io
 import pickle
 import types
+import uuid
+import weakref
 from collections import ChainMap
 from collections.abc import Callable
 from typing import Any, ClassVar
 
 import cloudpickle
+import numpy.typing as npt
 
 
 def _code(code: types.CodeType) -> Any:
@@ -18,10 +21,60 @@ def _code(code: types.CodeType) -> Any:
     return function, named
 
 
+Packed = tuple[Callable[[npt.NDArray[Any]], Any], npt.NDArray[Any]]
+_packer: Callable[[Any], Packed | None] | None = None
+
+
+def set_packer(function: Callable[[Any], Packed | None] | None) -> None:
+    """Give the way in which other libraries' arrays travel: as a NumPy array, and what makes them again of it.
+
+    The function is called with whatever is pickled that is no builtin, and gives None for what is not its own.
+    """
+    global _packer
+    _packer = function
+
+
+def as_array(value: Any) -> Any:
+    """Another library's array in the reduced form that pickle takes, NotImplemented for anything else."""
+    packed = None if _packer is None else _packer(value)
+    return NotImplemented if packed is None else (packed[0], (packed[1],))
+
+
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """cloudpickle, with the file names of code that travels by value, so that a worker's traceback shows the lines."""
 
     dispatch_table: ClassVar[Any] = ChainMap({types.CodeType: _code}, cloudpickle.Pickler.dispatch_table)
+    classes: dict[str, type] | None = None
+    """Collects the classes that travel by value, if given, each under a name for `learn_classes`."""
+
+    def reducer_override(self, value: Any) -> Any:
+        reduced = as_array(value)
+        if reduced is not NotImplemented:
+            return reduced
+        reduced = super().reducer_override(value)
+        if self.classes is not None and reduced is not NotImplemented and isinstance(value, type):
+            token = uuid.uuid4().hex
+            _by_name[token] = self.classes[token] = value
+        return reduced
+
+
+_by_name: weakref.WeakValueDictionary[str, type] = weakref.WeakValueDictionary()
+_names: dict[type, str] = {}
+
+
+def learn_classes(classes: dict[str, type]) -> None:
+    """In a worker: what has come by value goes back by name, as the very class that it was made from."""
+    _names.update({value: name for name, value in classes.items()})
+
+
+def class_by_name(value: type) -> Any:
+    """A class that this process has learnt, in the reduced form that pickle takes; NotImplemented for any other."""
+    name = _names.get(value)
+    return NotImplemented if name is None else (_class, (name,))
+
+
+def _class(name: str) -> type:
+    return _by_name[name]
 
 
 def dumps(value: Any, buffer_callback: Callable[[pickle.PickleBuffer], Any] | None = None) -> bytes:

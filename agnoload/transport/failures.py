@@ -113,7 +113,7 @@ def _parts(error: BaseException) -> bytes | None:
     attributes = {name: portable(value) for name, value in vars(error).items()}
     args = error.args
     if isinstance(error, BaseExceptionGroup):
-        args = args[:1]
+        args = (error.message,)
     elif isinstance(error, OSError):  # its file names are not among its arguments
         args = (*args, *error.__reduce__()[1][len(args) :]) if len(args) == 2 else args
     try:
@@ -134,8 +134,10 @@ def _from_parts(described: Described) -> Any:
     kind, args, attributes = pickle.loads(described.parts)
     if described.members is not None:
         args = (*args, [rebuild(member) for member in described.members])
-    made: BaseException = kind.__new__(kind, *args)
+    # Around the constructors of its own, which may want anything; the built-in base keeps more than arguments and
+    # attributes: errno, the code of SystemExit, the members of a group.
     builtin = next(base for base in kind.__mro__ if base.__module__ == "builtins")
-    builtin.__init__(made, *args)  # what it keeps beside arguments and attributes: errno, the code of SystemExit
+    made: BaseException = builtin.__new__(kind, *args)
+    builtin.__init__(made, *args)
     vars(made).update(attributes)
     return made

@@ -26,17 +26,20 @@ import cloudpickle
 import numpy as np
 
 from agnoload.errors import DatasetNotPicklable
+from agnoload.transport.arena import HUGE, aligned, anonymous_file
 from agnoload.transport.arena import Mapping as Memory
-from agnoload.transport.arena import aligned, anonymous_file
-from agnoload.transport.byvalue import Pickler
+from agnoload.transport.byvalue import Pickler, learn_classes
 from agnoload.transport.shared import receiving
 
 _HEAD = struct.Struct("<4q")  # bytes of the surroundings, of the pickle, number of spans, bytes in all
 _packing = threading.RLock()
 
 
-def pack(value: Any, surroundings: dict[str, Any], parts: Mapping[str, Any], method: str) -> int:
-    """A descriptor of a file that holds `value`, for `unpack` in another process.
+def pack(
+    value: Any, surroundings: dict[str, Any], parts: Mapping[str, Any], method: str
+) -> tuple[int, dict[str, type]]:
+    """A descriptor of a file that holds `value`, for `Payload` in another process, and the classes that go by value:
+    to be kept as long as instances of them may come back.
 
     `surroundings` are plain values that must be in place before `value` can be read. `parts` are the user's objects
     within `value` by name, and `method` the start method, for the error: what cannot be pickled is a
@@ -44,9 +47,11 @@ def pack(value: Any, surroundings: dict[str, Any], parts: Mapping[str, Any], met
     """
     buffers: list[pickle.PickleBuffer] = []
     stream = io.BytesIO()
+    pickler = Pickler(stream, 5, buffer_callback=buffers.append)
+    classes = pickler.classes = {}
     with _packing, _unimportable_by_value():
         try:
-            Pickler(stream, 5, buffer_callback=buffers.append).dump(value)
+            pickler.dump((value, classes))  # the second is full when the first has been written
         except Exception as error:
             raise _explain(error, parts, method) from error
     header = stream.getbuffer()
@@ -60,7 +65,9 @@ def pack(value: Any, surroundings: dict[str, Any], parts: Mapping[str, Any], met
     total = max(offset, 1)
     fd = anonymous_file("agnoload-payload", total)
     try:
-        memory = Memory(fd, 0, total).array()
+        mapping = Memory(fd, 0, total)
+        mapping.back(0, total & -HUGE)
+        memory = mapping.array()
         head = _HEAD.pack(len(around), len(header), len(raws), total) + around + bytes(header)
         head += struct.pack(f"<{len(spans)}q", *spans)
         memory[: len(head)] = np.frombuffer(head, np.uint8)
@@ -70,7 +77,7 @@ def pack(value: Any, surroundings: dict[str, Any], parts: Mapping[str, Any], met
     except BaseException:
         os.close(fd)
         raise
-    return fd
+    return fd, classes
 
 
 def digest(value: Any) -> bytes:
@@ -106,7 +113,9 @@ class Payload:
         spans = struct.unpack_from(f"<{2 * self._spans}q", self._view, end)
         buffers = [self._view[o : o + n] for o, n in zip(spans[::2], spans[1::2], strict=True)]
         with receiving(extra):
-            return pickle.loads(self._view[self._start : end], buffers=buffers)
+            value, classes = pickle.loads(self._view[self._start : end], buffers=buffers)
+        learn_classes(classes)
+        return value
 
 
 @functools.lru_cache(maxsize=4096)

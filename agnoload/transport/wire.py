@@ -45,7 +45,7 @@ class _Arrays:
 
     def reducer_override(self, value: Any) -> Any:
         if type(value) is not np.ndarray:
-            return NotImplemented
+            return byvalue.class_by_name(value) if isinstance(value, type) else byvalue.as_array(value)
         dtype = value.dtype
         if dtype.hasobject:
             return NotImplemented

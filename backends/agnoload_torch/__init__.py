@@ -95,6 +95,10 @@ class TorchBackend(Backend):
         array: npt.NDArray[Any] | None = self._tensors.to_array(leaf)
         return array
 
+    def pack(self, value: Any) -> tuple[Callable[[npt.NDArray[Any]], Any], npt.NDArray[Any]] | None:
+        packed: tuple[Callable[[npt.NDArray[Any]], Any], npt.NDArray[Any]] | None = self._tensors.packed(value)
+        return packed
+
     def seed(self, number: int) -> None:
         # Not torch.manual_seed, which seeds the GPUs too: rng_state does not save theirs, and a worker has none.
         self.require().default_generator.manual_seed(number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -78,6 +79,19 @@ def _ml_dtype(name: str) -> Any:
     except ImportError:
         raise BackendUnavailable(f"NumPy holds torch.{name} through ml_dtypes only: pip install ml_dtypes") from None
     return getattr(ml_dtypes, name)
+
+
+def packed(value: Any) -> tuple[Callable[[npt.NDArray[Any]], Any], npt.NDArray[Any]] | None:
+    """A plain CPU tensor as what makes it again and an array; None for what torch itself pickles better, or alone."""
+    if type(value) is not torch.Tensor or value.device.type != "cpu" or value.layout is not torch.strided:
+        return None
+    if value.requires_grad or value.__dict__ or value.nbytes > value.untyped_storage().nbytes():
+        return None  # it would lose its part in a graph, or what it was given, or repeat what it expands
+    try:
+        array = to_array(value)
+    except (CollateError, BackendUnavailable):
+        return None
+    return None if array is None else (to_tensor, array)
 
 
 def pinned(leaf: Any) -> Any:

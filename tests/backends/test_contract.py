@@ -148,6 +148,16 @@ class Greedy(Boxed):
         return leaf.array if isinstance(leaf, self.Box) else np.asarray(leaf)
 
 
+class Grabbing(Boxed):
+    def pack(self, value: Any) -> Any:
+        return np.asarray, np.zeros(1)
+
+
+class Garbling(Boxed):
+    def pack(self, value: Any) -> Any:
+        return (np.zeros_like, value.array) if isinstance(value, self.Box) else None
+
+
 class Reordering(Placing):
     def place(self, batch: Any, device: Any) -> Callable[[], Any]:
         return lambda: dict(sorted(batch.items(), reverse=True)) if isinstance(batch, dict) else batch
@@ -204,6 +214,8 @@ class Alone(Boxed):
         (Swapped, None, "big-endian: the values must stay"),
         (OneWay, None, "to_numpy must take what convert gives"),
         (Greedy, None, "to_numpy must give None for what is not its own"),
+        (Grabbing, None, "what pack gives for .* must make it again|pack must give None"),
+        (Garbling, None, "what pack gives for .* must make it again, made"),
         (Reordering, "far", "keep its structure and order"),
         (Late, "far", "changed while it was kept"),
         (Careless, None, "check must refuse a device"),

@@ -116,6 +116,38 @@ def test_bfloat16_without_ml_dtypes_says_what_to_install(backend: Any, monkeypat
         backend.to_numpy(torch.zeros(1, dtype=torch.bfloat16))
 
 
+def travelled(backend: Any, value: Any) -> Any:
+    """What arrives of a value, or None where torch pickles it."""
+    packed = backend.pack(value)
+    return None if packed is None else packed[0](packed[1])
+
+
+def test_a_plain_tensor_travels_as_an_array_that_shares_its_memory(backend: Any) -> None:
+    base = torch.arange(24.0).reshape(4, 6)
+    tensors = [base, base.t(), base[1:3], base[:, ::2], torch.tensor(3), torch.zeros(0, 3), base.bfloat16()]
+    for tensor in [*tensors, torch.tensor([True]), torch.tensor([1 + 2j])]:
+        again = travelled(backend, tensor)
+        assert type(again) is torch.Tensor
+        assert again.dtype is tensor.dtype
+        assert torch.equal(again, tensor)
+        assert tensor.numel() == 0 or again.data_ptr() == tensor.data_ptr()
+    assert torch.equal(travelled(backend, torch.tensor([1 + 2j]).conj()), torch.tensor([1 - 2j]))
+
+
+def test_a_tensor_that_is_more_than_its_numbers_travels_as_torch_pickles_it(backend: Any) -> None:
+    named = torch.zeros(2)
+    named.spacing = 0.5
+    with torch.sparse.check_sparse_tensor_invariants(enable=True):
+        sparse = torch.eye(2).to_sparse()
+    more = [
+        torch.nn.Parameter(torch.ones(1)),
+        torch.ones(1, requires_grad=True),
+        torch.ones(1).as_subclass(TensorOfSomebody),
+    ]
+    for value in [*more, named, sparse, torch.zeros(1).expand(10**9), torch.zeros(1, device="meta"), torch.float32, 3]:
+        assert backend.pack(value) is None
+
+
 @no_gpu
 @pytest.mark.parametrize("device", ["cuda", "cuda:0", 0, torch.device("cuda", 1)])
 def test_cuda_without_a_gpu_is_refused_with_the_reason(backend: Any, device: Any) -> None:

@@ -91,17 +91,18 @@ def program(tmp_path: Path) -> Iterator[Callable[..., Program]]:
         path = tmp_path / "program.py"
         path.write_text(text)
         environment = {**os.environ, "AGNOLOAD_MARK": mark, "PYTHONUNBUFFERED": "1"}
-        process = subprocess.Popen(
-            [sys.executable, *flags, "-" if stdin else str(path)],
-            stdin=path.open() if stdin else subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=tmp_path,
-            env=environment,
-            start_new_session=True,
-            **options,
-        )
+        with open(path if stdin else os.devnull) as read:
+            process = subprocess.Popen(
+                [sys.executable, *flags, "-" if stdin else str(path)],
+                stdin=read,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                cwd=tmp_path,
+                env=environment,
+                start_new_session=True,
+                **options,
+            )
         started.append(Program(process, mark))
         return started[-1]
 

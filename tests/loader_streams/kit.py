@@ -154,16 +154,6 @@ def with_own_draw(value):
     return {"value": value, "own": sample_rng().integers(1 << 62).item()}
 
 
-class Facts(IterableDataset):
-    """What a stream can learn of who reads it, each sample (it does not split itself)."""
-
-    def __init__(self, n):
-        self.n = n
-
-    def __iter__(self):
-        return iter(range(self.n))
-
-
 def facts(value):
     info = agnoload.get_worker_info()
     if info is None:
@@ -171,11 +161,9 @@ def facts(value):
     return (value, info.id, info.num_workers, info.epoch)
 
 
-class IterableDatasetOf:
+class IterableDatasetBase:
     """A stranger's: another library's base class, known by its name alone."""
 
-
-class IterableDatasetBase:
     def __getitem__(self, index):
         raise NotImplementedError
 
@@ -349,6 +337,10 @@ class Marked:
 
 def is_even(value):
     return value % 2 == 0
+
+
+def negative(value):
+    return -1 - value
 
 
 def is_third(value):

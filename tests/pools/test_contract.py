@@ -277,10 +277,8 @@ def test_an_error_is_an_answer_and_the_next_request_is_answered_too(pool: Any) -
     assert replies[good.number].batch == "fine"
 
 
+@pytest.mark.parametrize("shared", KINDS[1:], indirect=True)
 def test_errors_of_workers_say_which_worker(shared: Any) -> None:
-    if isinstance(shared, InlinePool):
-        pytest.skip("there is no worker")
-
     def fail(empty: Any) -> None:
         raise ValueError("no")
 
@@ -292,9 +290,8 @@ def test_errors_of_workers_say_which_worker(shared: Any) -> None:
 # ------------------------------------------------------------------------------------------------ order
 
 
+@pytest.mark.parametrize("shared", KINDS[1:], indirect=True)
 def test_a_slow_request_does_not_hold_up_the_others(shared: Any, tmp_path: Path) -> None:
-    if isinstance(shared, InlinePool):
-        pytest.skip("one after the other")
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     slow = ask(shared, lambda empty, fifo=fifo: fifo.read_text())
@@ -306,9 +303,8 @@ def test_a_slow_request_does_not_hold_up_the_others(shared: Any, tmp_path: Path)
     assert (reply.number, reply.batch) == (slow.number, "now")
 
 
+@pytest.mark.parametrize("shared", KINDS[1:], indirect=True)
 def test_ready_says_that_receive_would_not_wait(shared: Any) -> None:
-    if isinstance(shared, InlinePool):
-        pytest.skip("it loads when it is asked")
     assert not shared.ready()
     ask(shared, "key")
     wait_until(shared.ready)

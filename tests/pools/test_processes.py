@@ -192,7 +192,7 @@ def test_an_error_lends_nothing(pool: ProcessPool) -> None:
 def test_a_batch_that_cannot_be_sent_is_an_error_that_says_so(pool: ProcessPool) -> None:
     with pytest.raises(TypeError, match="pickle") as caught:
         answer(pool, lambda empty: [empty((5,), np.uint8), threading.Lock()])
-    assert any("to the parent" in note for note in caught.value.__notes__)
+    assert any("encoded in worker" in note for note in caught.value.__notes__)
     assert answer(pool, filled(3)).tolist() == [3] * 1000
 
 
@@ -268,7 +268,7 @@ def test_fork_in_a_process_with_threads_warns_with_their_number() -> None:
     for other in others:
         other.start()
     try:
-        with pytest.warns(AgnoloadWarning, match="2 more threads"):
+        with pytest.warns(AgnoloadWarning, match="this process of 3 threads"):
             pool = make()
         pool.close()
     finally:

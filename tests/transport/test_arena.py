@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agnoload.transport.arena import SLOTS, STRIDE, Arena, Slot, Slots, aligned_empty
+from agnoload.transport.arena import HUGE, SLOTS, STRIDE, Arena, Mapping, Slot, Slots, aligned_empty
 
 MIB = 1 << 20
 
@@ -224,6 +224,47 @@ def test_page_locked_memory_is_unlocked_before_its_pages_go() -> None:
     assert len(unlocked) == 1
     arena.close()
     assert sorted(unlocked) == sorted(locked)
+
+
+# ------------------------------------------------------------------------------------------------ huge pages
+
+
+@pytest.mark.parametrize("mebibytes", [2, 3, 17])
+def test_large_mappings_lie_where_they_can_have_huge_pages(arena: Arena, mebibytes: int) -> None:
+    slot = arena.take()
+    slot.reach(mebibytes * MIB)
+    assert slot.mapping.address % HUGE == 0
+
+
+def test_what_was_written_stays_when_a_slot_gets_huge_pages(arena: Arena) -> None:
+    slot = arena.take()
+    parts = [slot.empty((MIB // 2,), np.uint8) for _ in range(3)]
+    for number, part in enumerate(parts):
+        part[:] = number + 1
+    large = slot.empty((9 * MIB,), np.uint8)
+    large[:] = 7
+    there = Slots(arena.fd)[slot.number]
+    there.reach(slot.used)
+    for number in range(3):
+        assert (there.bytes[number * MIB // 2 : (number + 1) * MIB // 2] == number + 1).all()
+    assert (there.bytes[3 * MIB // 2 : 3 * MIB // 2 + 9 * MIB] == 7).all()
+
+
+def test_huge_pages_take_no_more_memory_than_what_is_written(arena: Arena) -> None:
+    arena.take().empty((7 * MIB + 1000,), np.uint8)[:] = 1
+    assert arena.nbytes() <= 7 * MIB + 4096
+
+
+def test_a_system_without_huge_pages_does_as_well(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agnoload.transport.arena._COLLAPSE", 9999)
+    slot = arena.take()
+    slot.empty((5 * MIB,), np.uint8)[:] = 3
+    assert (slot.bytes[: 5 * MIB] == 3).all()
+
+
+def test_memory_that_cannot_be_mapped_is_an_error_with_its_size(arena: Arena) -> None:
+    with pytest.raises(OSError, match="cannot map"):
+        Mapping(arena.fd, 0, 1 << 62)
 
 
 # ------------------------------------------------------------------------------------------------ a slot

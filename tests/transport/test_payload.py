@@ -31,7 +31,7 @@ MIB = 1 << 20
 
 @contextmanager
 def packed(value: Any, **surroundings: Any) -> Iterator[int]:
-    fd = pack(value, surroundings, {"dataset": value}, "forkserver")
+    fd, _ = pack(value, surroundings, {"dataset": value}, "forkserver")
     try:
         yield fd
     finally:

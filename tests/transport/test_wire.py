@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
 import threading
 from collections import Counter, OrderedDict, namedtuple
@@ -16,7 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from agnoload.transport import byvalue
 from agnoload.transport.arena import Arena, Slot, Slots
+from agnoload.transport.payload import pack
 from agnoload.transport.wire import decode, encode
 
 Pair = namedtuple("Pair", "left right")
@@ -333,6 +336,22 @@ def test_classes_and_functions_without_an_importable_name_travel(arena: Arena) -
     assert found[1](2) == 3
     assert found[2] == {"a": 2, "b": 1}
     assert arena.lent == 1
+
+
+def test_a_class_that_came_by_value_goes_back_by_name(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Local(list[Any]):
+        pass
+
+    fd, classes = pack(Local, {}, {}, "spawn")
+    os.close(fd)
+    monkeypatch.setattr(byvalue, "_names", {})
+    value = [Local([np.arange(3)]), Local()]
+    by_value = encode(value, Slots(arena.fd)[arena.take().number])
+    byvalue.learn_classes(classes)
+    slot = Slots(arena.fd)[arena.take().number]
+    by_name = encode(value, slot)
+    assert by_name.nbytes < 300 < by_value.nbytes
+    assert type(decode(by_name, arena[slot.number], arena)[0]) is Local
 
 
 def test_what_plain_pickle_refuses_costs_no_second_copy_of_the_arrays(arena: Arena) -> None:

@@ -1,0 +1,533 @@
+"""Ends: however a loop, a loader or a program comes to its end, nothing of it stays."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import itertools
+import os
+import signal
+import threading
+import time
+import weakref
+
+import numpy as np
+import psutil
+import pytest
+
+from agnoload import AgnoloadError, ArrayDataset, DataLoader
+from agnoload.errors import LoaderClosed
+from agnoload.pools import start
+
+METHODS = ("forkserver", pytest.param("spawn", marks=pytest.mark.slow), "fork")
+LATE = 5.0
+"""Seconds for what shall take one at most, on a machine that others use, too."""
+
+
+class Sleeps:
+    """The ints 0 to n - 1; sample `at` writes its pid to the gate, and then takes for ever."""
+
+    def __init__(self, gate: str, at: int = 0, n: int = 8) -> None:
+        self.gate, self.at, self.n = gate, at, n
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, index: int) -> int:
+        if index == self.at:
+            with open(self.gate, "w") as gate:
+                gate.write(str(os.getpid()))
+            threading.Event().wait()
+        return index
+
+
+@pytest.fixture
+def gate(tmp_path) -> str:
+    os.mkfifo(tmp_path / "gate")
+    return str(tmp_path / "gate")
+
+
+def begun(gate: str) -> int:
+    """The pid of the worker that is in the sample that takes for ever; waits until it is."""
+    with open(gate) as told:
+        return int(told.read())
+
+
+def workers() -> list[psutil.Process]:
+    """All worker processes below this one."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if process.ppid() != os.getpid() or "forkserver import" not in " ".join(process.cmdline()):
+                found.append(process)
+    return found
+
+
+def none_left(began: float | None = None) -> bool:
+    psutil.wait_procs(workers(), timeout=LATE)
+    return not workers() and (began is None or time.monotonic() - began < LATE)
+
+
+# ---------------------------------------------------------------------------------------------- leaving a loop
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_c40_leaving_a_loop_ends_workers_that_are_in_a_sample(method, gate) -> None:
+    loader = DataLoader(Sleeps(gate, at=2), 1, num_workers=2, multiprocessing_context=method)
+    for batch in loader:
+        if batch[0] == 1:
+            pid = begun(gate)
+            began = time.monotonic()
+            break
+    assert none_left(began)
+    assert not psutil.pid_exists(pid)
+
+
+@pytest.mark.parametrize(
+    ("method", "times"), [("forkserver", 20), pytest.param("spawn", 20, marks=pytest.mark.slow), ("fork", 100)]
+)
+def test_c40_the_first_batch_again_and_again_holds_no_more_than_one_set_of_workers(method, times) -> None:
+    loader = DataLoader(range(100), 4, num_workers=2, multiprocessing_context=method)
+    next(iter(loader))
+    descriptors = len(os.listdir("/proc/self/fd"))
+    for _ in range(times):
+        assert next(iter(loader)).tolist() == [0, 1, 2, 3]
+        assert len(workers()) <= 2
+    assert len(os.listdir("/proc/self/fd")) <= descriptors
+    assert none_left()
+
+
+def test_c40_dropping_an_iterator_ends_its_workers_without_the_collector() -> None:
+    gc.disable()
+    try:
+        loader = DataLoader(range(100), 4, num_workers=2)
+        batches = iter(loader)
+        next(batches)
+        assert len(workers()) == 2
+        del batches
+        assert none_left()
+    finally:
+        gc.enable()
+
+
+def test_c40_the_collector_ends_workers_of_an_iterator_in_a_cycle() -> None:
+    loader = DataLoader(range(100), 4, num_workers=2)
+    batches = iter(loader)
+    next(batches)
+    cycle = [batches]
+    cycle.append(cycle)
+    alive = weakref.ref(batches)
+    del batches, cycle
+    gc.collect()
+    assert alive() is None
+    assert none_left()
+
+
+def test_an_exception_in_the_loop_leaves_workers_only_as_long_as_it_lives() -> None:
+    loader = DataLoader(range(100), 4, num_workers=2)
+
+    def loop() -> None:
+        for _ in loader:
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        loop()
+    gc.collect()
+    assert none_left()
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_batches_outlive_their_loader(persistent) -> None:
+    loader = DataLoader(np.arange(40.0), 4, num_workers=2, persistent_workers=persistent)
+    kept = list(loader)
+    loader.close()
+    del loader
+    gc.collect()
+    assert np.concatenate(kept).tolist() == list(range(40))
+
+
+# ---------------------------------------------------------------------------------------------- closing
+
+
+def test_c41_loaders_in_turn_leave_no_process_at_all() -> None:
+    for number in range(6):
+        with DataLoader(range(20), 4, num_workers=2, persistent_workers=True) as loader:
+            assert len(list(loader)) == 5
+            assert len(workers()) == 2
+        if number % 2:
+            loader.close()
+        assert workers() == []
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_c41_closing_ends_a_worker_that_is_in_a_sample(method, gate) -> None:
+    loader = DataLoader(Sleeps(gate, at=1), 1, num_workers=2, multiprocessing_context=method, persistent_workers=True)
+    batches = iter(loader)
+    next(batches)
+    pid = begun(gate)
+    began = time.monotonic()
+    loader.close()
+    assert time.monotonic() - began < LATE
+    assert not psutil.pid_exists(pid)
+    assert workers() == []
+
+
+def test_c41_closing_ends_a_worker_that_ignores_sigterm(gate) -> None:
+    class Stubborn(Sleeps):
+        def __getitem__(self, index: int) -> int:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            return super().__getitem__(index)
+
+    loader = DataLoader(Stubborn(gate, at=1), 1, num_workers=2)
+    batches = iter(loader)
+    next(batches)
+    pid = begun(gate)
+    loader.close()
+    assert not psutil.pid_exists(pid)
+    with pytest.raises(LoaderClosed):
+        next(batches)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_c41_a_closed_loader_starts_afresh_and_its_iterator_says_that_it_was_closed(num_workers) -> None:
+    loader = DataLoader(range(8), 2, num_workers=num_workers)
+    batches = iter(loader)
+    assert next(batches).tolist() == [0, 1]
+    loader.close()
+    for _ in range(2):
+        with pytest.raises(LoaderClosed, match="closed before its end"):
+            next(batches)
+    with loader:
+        assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+
+
+def test_c41_an_iterator_that_is_at_its_end_stays_at_its_end_when_the_loader_is_closed() -> None:
+    loader = DataLoader(range(4), 2, num_workers=2)
+    batches = iter(loader)
+    list(batches)
+    loader.close()
+    assert list(batches) == []
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("kind", ["process", "thread"])
+def test_closing_from_another_thread_wakes_the_one_that_waits(kind, persistent, tmp_path) -> None:
+    gates = [str(tmp_path / name) for name in ("begun", "ended")]
+    for path in gates:
+        os.mkfifo(path)
+
+    class Waits:
+        def __len__(self) -> int:
+            return 2
+
+        def __getitem__(self, index: int) -> int:
+            open(gates[0], "w").close()
+            open(gates[1]).close()
+            return index
+
+    loader = DataLoader(Waits(), 1, num_workers=1, worker_type=kind, persistent_workers=persistent)
+    caught: list[BaseException] = []
+
+    def loop() -> None:
+        try:
+            next(iter(loader))
+        except BaseException as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=loop)
+    thread.start()
+    open(gates[0]).close()  # the worker is in its sample
+    loader.close()
+    thread.join(LATE)
+    assert [type(error) for error in caught] == [LoaderClosed]
+    assert workers() == []
+    if kind == "thread":  # nobody can end a thread from outside: let it run out
+        open(gates[1], "w").close()
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_closing_in_a_signal_handler_ends_the_wait_that_it_interrupts(persistent, gate) -> None:
+    loader = DataLoader(Sleeps(gate, at=1), 1, num_workers=1, persistent_workers=persistent)
+    before = signal.signal(signal.SIGUSR1, lambda *_: loader.close())
+    try:
+        batches = iter(loader)
+        next(batches)
+        begun(gate)
+        main = threading.main_thread().ident
+        assert main is not None
+        timer = threading.Timer(0.3, signal.pthread_kill, (main, signal.SIGUSR1))
+        timer.start()
+        with pytest.raises(LoaderClosed):
+            next(batches)
+        timer.join()
+        assert workers() == []
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_signal_handler_that_raises_ends_the_wait_and_the_workers(gate) -> None:
+    class Enough(Exception):
+        pass
+
+    def handler(*_: object) -> None:
+        raise Enough
+
+    loader = DataLoader(Sleeps(gate, at=1), 1, num_workers=1)
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        batches = iter(loader)
+        next(batches)
+        begun(gate)
+        main = threading.main_thread().ident
+        assert main is not None
+        timer = threading.Timer(0.3, signal.pthread_kill, (main, signal.SIGUSR1))
+        timer.start()
+        with pytest.raises(Enough):
+            next(batches)
+        timer.join()
+        assert workers() == []
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    loader.close()
+
+
+# ---------------------------------------------------------------------------------------------- side by side
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_two_iterators_at_once_are_independent(persistent) -> None:
+    with DataLoader(range(40), 4, num_workers=2, persistent_workers=persistent) as loader:
+        first, second = iter(loader), iter(loader)
+        pairs = list(zip(first, second, strict=True))
+        assert [left.tolist() for left, _ in pairs] == [right.tolist() for _, right in pairs]
+        assert len(pairs) == 10
+        assert [len(batch) for batch in loader] == [4] * 10
+
+
+def test_many_loaders_at_once() -> None:
+    loaders = [DataLoader(range(n), 2, num_workers=1) for n in range(2, 10)]
+    iterators = [iter(loader) for loader in loaders]
+    for step in range(5):
+        for n, batches in enumerate(iterators, 2):
+            batch = next(batches, None)
+            wanted = list(range(n))[2 * step : 2 * step + 2]
+            assert (batch is None) if not wanted else batch.tolist() == wanted
+    for loader in loaders:
+        loader.close()
+    assert workers() == []
+
+
+def test_loaders_in_threads() -> None:
+    found: dict[int, list[list[int]]] = {}
+
+    def loop(number: int) -> None:
+        with DataLoader(range(number, number + 20), 4, num_workers=1) as loader:
+            found[number] = [batch.tolist() for batch in loader]
+
+    threads = [threading.Thread(target=loop, args=(number,)) for number in range(0, 80, 20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {n: [list(range(k, k + 4)) for k in range(n, n + 20, 4)] for n in range(0, 80, 20)}
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_threads_that_share_an_iterator_get_each_batch_once(num_workers) -> None:
+    with DataLoader(range(400), 4, num_workers=num_workers) as loader:
+        batches = iter(loader)
+        got: list[int] = []
+
+        def loop() -> None:
+            for batch in batches:
+                got.extend(batch.tolist())
+
+        threads = [threading.Thread(target=loop) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert sorted(got) == list(range(400))
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.filterwarnings("ignore:multiprocessing_context='fork' copies")
+def test_a_loader_that_is_started_in_a_thread_that_ends_goes_on(method) -> None:
+    with DataLoader(range(20), 4, num_workers=2, multiprocessing_context=method) as loader:
+        made: list = []
+        thread = threading.Thread(target=lambda: made.append(iter(loader)))
+        thread.start()
+        thread.join()
+        assert len(list(made[0])) == 5
+
+
+class Nested:
+    """Each sample is what a loader of its own gives."""
+
+    def __init__(self, method: str | None) -> None:
+        self.method = method
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        inner = DataLoader(range(index, index + 4), 2, num_workers=1, multiprocessing_context=self.method)
+        with inner:
+            return int(sum(batch.sum() for batch in inner))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("method", [None, "fork"])
+def test_a_dataset_may_use_a_loader_with_workers(method, num_workers) -> None:
+    with DataLoader(Nested(method), 2, num_workers=num_workers) as loader:
+        assert [batch.tolist() for batch in loader] == [[6, 10], [14, 18]]
+
+
+def test_a_nested_loader_that_is_left_open_ends_with_its_worker() -> None:
+    class Leaves:
+        def __len__(self) -> int:
+            return 2
+
+        def __getitem__(self, index: int) -> int:
+            self.inner = iter(DataLoader(range(100), 2, num_workers=1))
+            return int(next(self.inner).sum())
+
+    with DataLoader(Leaves(), 1, num_workers=1) as loader:
+        assert [int(batch[0]) for batch in loader] == [1, 1]
+    assert none_left()
+
+
+def test_a_dataset_may_start_processes_of_its_own() -> None:
+    import subprocess
+
+    class Runs:
+        def __len__(self) -> int:
+            return 2
+
+        def __getitem__(self, index: int) -> int:
+            return int(subprocess.run(["echo", str(index)], capture_output=True, check=True).stdout)
+
+    with DataLoader(Runs(), 1, num_workers=1) as loader:
+        assert [int(batch[0]) for batch in loader] == [0, 1]
+
+
+def test_a_death_is_seen_although_a_process_that_the_worker_forked_lives_on(tmp_path) -> None:
+    class Forks:
+        def __len__(self) -> int:
+            return 2
+
+        def __getitem__(self, index: int) -> int:
+            if os.fork() == 0:
+                open(fifo).close()  # waits for the end of the test
+                os._exit(0)
+            os.kill(os.getpid(), signal.SIGKILL)
+            return index
+
+    for method in ("fork", "forkserver"):
+        fifo = str(tmp_path / method)
+        os.mkfifo(fifo)
+        loader = DataLoader(Forks(), 1, num_workers=1, multiprocessing_context=method)
+        with loader, pytest.raises(AgnoloadError, match="SIGKILL"):
+            next(iter(loader))
+        open(fifo, "w").close()
+
+
+# ---------------------------------------------------------------------------------------------- starts that fail
+
+
+class Refusal(Exception):
+    pass
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_start_that_fails_half_way_leaves_nothing(persistent, monkeypatch) -> None:
+    starts = itertools.count()
+    begin = start.ForkServer.start
+
+    def second_fails(self, *args):
+        if next(starts) == 1:
+            raise Refusal
+        return begin(self, *args)
+
+    monkeypatch.setattr(start.ForkServer, "start", second_fails)
+    loader = DataLoader(range(8), 2, num_workers=3, persistent_workers=persistent)
+    with pytest.raises(Refusal):
+        iter(loader)
+    assert none_left()
+    monkeypatch.undo()
+    with loader:
+        assert len(list(loader)) == 4
+
+
+EMFILE = """
+import os, resource, warnings
+import agnoload
+
+warnings.simplefilter("error")
+loader = agnoload.DataLoader(range(8), 2, num_workers=2)
+assert len(list(loader)) == 4
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+before = sorted(os.listdir("/proc/self/fd"))
+failed = 0
+for room in range(20):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(before) + room, hard))
+    try:
+        assert len(list(loader)) == 4
+    except OSError as error:
+        failed += error.errno == 24
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    assert len(os.listdir("/proc/self/fd")) <= len(before), (room, before, os.listdir("/proc/self/fd"))
+assert len(list(loader)) == 4
+loader.close()
+print("failed", failed > 3)
+"""
+
+
+def test_running_out_of_descriptors_at_any_step_of_a_start_is_an_error_that_leaves_nothing(program) -> None:
+    code, out, err = program(EMFILE).end()
+    assert (code, out.strip(), err) == (0, "failed True", "")
+
+
+def test_a_fork_that_the_system_refuses_is_an_error() -> None:
+    """The server answers with the reason; the loader passes it on, and nothing hangs."""
+    reader, writer = os.pipe()
+    os.write(writer, start.REPORT.pack(-11, 0))
+    os.close(writer)
+    with pytest.raises(BlockingIOError, match="no worker could be started"):
+        start._ServedProcess(reader)
+    reader, writer = os.pipe()
+    os.close(writer)
+    with pytest.raises(RuntimeError, match="fork server ended"):
+        start._ServedProcess(reader)
+
+
+def test_the_death_of_the_fork_server_is_the_death_of_its_workers() -> None:
+    loader = DataLoader(range(400), 1, num_workers=2, prefetch_factor=1)
+    batches = iter(loader)
+    next(batches)
+    server = start._current
+    assert server is not None
+    os.kill(server._process.pid, signal.SIGKILL)
+    with pytest.raises(AgnoloadError, match="SIGKILL"):
+        list(batches)
+    assert none_left()
+    with loader:
+        assert len(list(loader)) == 400  # another server
+
+
+def test_loaders_work_where_the_system_collects_children_by_itself() -> None:
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        for method in ("forkserver", "fork"):
+            with DataLoader(range(8), 2, num_workers=2, multiprocessing_context=method) as loader:
+                assert len(list(loader)) == 4
+                assert len(list(loader)) == 4
+            assert workers() == []
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
+def test_array_datasets_end_like_others() -> None:
+    with DataLoader(ArrayDataset(x=np.arange(10)), 4, num_workers=2) as loader:
+        assert [len(batch["x"]) for batch in loader] == [4, 4, 2]
+    assert workers() == []

@@ -1,0 +1,270 @@
+"""Exceptions of the user's code cross the processes whole: what `except` and the debugger see is what it was."""
+
+from __future__ import annotations
+
+import errno
+import pickle
+import threading
+
+import pytest
+
+from agnoload import AgnoloadError, DataLoader
+from agnoload.transport.failures import RemoteTraceback, describe, restore
+
+METHODS = ("forkserver", pytest.param("spawn", marks=pytest.mark.slow), "fork")
+
+
+class TwoArguments(Exception):
+    def __init__(self, code: int, detail: str) -> None:
+        super().__init__(f"{code}: {detail}")
+        self.code = code
+        self.detail = detail
+
+
+class KeywordOnly(ValueError):
+    def __init__(self, *, where: str) -> None:
+        super().__init__()
+        self.where = where
+
+    def __str__(self) -> str:
+        return f"at {self.where}"
+
+
+class Missing(FileNotFoundError):
+    """An OSError with a constructor of its own."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(errno.ENOENT, "no such sample", path)
+
+
+class Exits(SystemExit):
+    def __init__(self, reason: str, code: int) -> None:
+        super().__init__(code)
+        self.reason = reason
+
+
+class HoldsLock(Exception):
+    def __init__(self) -> None:
+        super().__init__("held", threading.Lock())
+        self.lock = threading.Lock()
+        self.number = 7
+
+
+class NoText(Exception):
+    def __str__(self) -> str:
+        raise KeyError("no text")
+
+
+class Unreducible(Exception):
+    def __reduce__(self):
+        raise TypeError("not this one")
+
+
+def crossed(error: BaseException) -> BaseException:
+    """As it comes out on the other side."""
+    try:
+        raise error
+    except BaseException as caught:
+        return restore(pickle.loads(pickle.dumps(describe(caught))), "in worker 0")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("bad"),
+        KeyError("key"),
+        KeyError(("a", 1)),
+        TwoArguments(3, "x"),
+        KeywordOnly(where="here"),
+        OSError(errno.EIO, "read", "a.jpg"),
+        OSError(errno.EXDEV, "rename", "a.jpg", None, "b.jpg"),
+        OSError("only words"),
+        Missing("b.png"),
+        UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"),
+        ImportError("no", name="lib", path="/lib"),
+        MemoryError("no more"),
+        RecursionError("too deep"),
+        SystemExit(3),
+        KeyboardInterrupt(),
+        StopAsyncIteration(1),
+        AgnoloadError("ours"),
+        ZeroDivisionError(),
+    ],
+    ids=lambda error: f"{type(error).__name__}{error.args}",
+)
+def test_type_arguments_attributes_and_text_stay(error) -> None:
+    error.add_note("a note of the user's")
+    back = crossed(error)
+    assert type(back) is type(error)
+    assert repr(back.args) == repr(error.args)
+    assert str(back) == str(error)
+    for name in ("errno", "strerror", "filename", "filename2", "code", "detail", "where", "name", "path", "object"):
+        assert getattr(back, name, None) == getattr(error, name, None)
+    assert back.__notes__ == ["a note of the user's", "in worker 0"]
+    assert isinstance(back.__cause__, RemoteTraceback)
+    assert "test_exceptions.py" in str(back.__cause__)
+    assert type(error).__name__ in str(back.__cause__)
+
+
+def test_the_code_of_a_system_exit_with_its_own_constructor_stays() -> None:
+    back = crossed(Exits("enough", 4))
+    assert (type(back), back.code, back.reason) == (Exits, 4, "enough")
+
+
+def test_what_cannot_travel_within_an_exception_becomes_its_text() -> None:
+    back = crossed(HoldsLock())
+    assert type(back) is HoldsLock
+    assert back.number == 7
+    assert back.args[0] == "held"
+    assert "lock" in back.args[1]
+    assert "lock" in back.lock
+
+
+def test_an_exception_that_refuses_to_be_pickled_comes_back_all_the_same() -> None:
+    back = crossed(Unreducible("words", 2))
+    assert (type(back), back.args) == (Unreducible, ("words", 2))
+
+
+def test_an_exception_without_a_text_comes_back_all_the_same() -> None:
+    back = crossed(NoText(1))
+    assert (type(back), back.args) == (NoText, (1,))
+    assert "str() failed" in str(back.__cause__)
+
+
+def test_a_class_that_cannot_travel_is_told_in_words() -> None:
+    class Local(Exception):
+        lock = threading.Lock()
+
+    back = crossed(Local("shut"))
+    assert type(back) is RuntimeError
+    assert "Local: shut" in str(back)
+
+
+def test_a_constructor_that_takes_what_pickle_does_not_give_is_gone_around() -> None:
+    class Picky(Exception):
+        def __new__(cls, *, word):
+            return super().__new__(cls, word)
+
+        def __init__(self, *, word):
+            self.word = word
+
+    back = crossed(Picky(word="sesame"))
+    assert (type(back), back.args, back.word) == (Picky, ("sesame",), "sesame")
+
+
+def test_members_of_a_group_stay_whole_each_by_itself() -> None:
+    inner = ExceptionGroup("inner", [TwoArguments(3, "x"), HoldsLock()])
+    inner.add_note("of the inner one")
+    back = crossed(ExceptionGroup("outer", [ValueError("bad"), inner]))
+    assert type(back) is ExceptionGroup
+    assert back.message == "outer"
+    first, second = back.exceptions
+    assert (type(first), first.args) == (ValueError, ("bad",))
+    assert second.__notes__ == ["of the inner one"]
+    assert [type(error) for error in second.exceptions] == [TwoArguments, HoldsLock]
+    assert second.exceptions[0].detail == "x"
+    assert back.subgroup(TwoArguments) is not None
+
+
+class Failed(ExceptionGroup):
+    """A group with a constructor of its own."""
+
+    def __new__(cls, errors, label):
+        made = super().__new__(cls, f"{label} failed", errors)
+        made.label = label
+        return made
+
+
+def test_a_group_with_a_constructor_of_its_own_comes_back() -> None:
+    back = crossed(Failed([ValueError("bad")], "loading"))
+    assert (type(back), back.message, back.label) == (Failed, "loading failed", "loading")
+
+
+def test_cause_and_context_are_told_in_the_trace() -> None:
+    try:
+        try:
+            raise KeyError("the context")
+        except KeyError:
+            try:
+                raise OSError("the cause")
+            except OSError as cause:
+                raise ValueError("bad") from cause
+    except ValueError as error:
+        back = crossed(error)
+    trace = str(back.__cause__)
+    assert "KeyError: 'the context'" in trace
+    assert "OSError: the cause" in trace
+    assert "direct cause" in trace
+
+
+class Raises:
+    def __init__(self, error) -> None:
+        self.error = error
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> int:
+        if index == 5:
+            raise self.error()
+        return index
+
+
+def fails(workers: int, error, **options) -> tuple[list, BaseException]:
+    got = []
+    try:
+        with DataLoader(Raises(error), 2, num_workers=workers, **options) as loader:
+            for batch in loader:
+                got.append(batch.tolist())
+    except BaseException as caught:
+        return got, caught
+    raise AssertionError("no error")
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "make",
+    [lambda: TwoArguments(3, "x"), lambda: Missing("a"), lambda: SystemExit(3), KeyboardInterrupt, lambda: KeyError(1)],
+)
+def test_an_error_in_a_worker_is_the_error_without_workers(make, method) -> None:
+    inline, away = fails(0, make), fails(2, make, multiprocessing_context=method)
+    assert away[0] == inline[0] == [[0, 1], [2, 3]]
+    assert type(away[1]) is type(inline[1]) is type(make())
+    assert away[1].args == inline[1].args
+    assert {**vars(away[1]), "__notes__": None} == {**vars(inline[1]), "__notes__": None}
+    notes, (worker,) = away[1].__notes__[:-1], away[1].__notes__[-1:]
+    assert notes == inline[1].__notes__ == ["while index 5 was loaded (item 1 of batch 2, epoch 0)"]
+    assert worker.startswith("in worker ")
+    assert "__getitem__" in str(away[1].__cause__)
+
+
+def test_a_class_made_within_a_function_is_still_caught_by_itself() -> None:
+    class Local(Exception):
+        pass
+
+    def make() -> Exception:
+        return Local("here")
+
+    class Data(Raises):
+        pass
+
+    with DataLoader(Data(make), 2, num_workers=2) as loader, pytest.raises(Local, match="here"):
+        list(loader)
+
+
+def test_an_error_in_worker_init_fn_comes_whole_before_the_first_batch() -> None:
+    def init(worker: int) -> None:
+        raise TwoArguments(worker, "no scratch space")
+
+    with DataLoader(range(8), num_workers=1, worker_init_fn=init) as loader, pytest.raises(TwoArguments) as caught:
+        next(iter(loader))
+    assert caught.value.code == 0
+    assert "before its first batch" in caught.value.__notes__[-1]
+    assert "in init" in str(caught.value.__cause__)
+
+
+def test_threads_give_the_error_itself_with_the_worker_as_a_note() -> None:
+    _, error = fails(2, lambda: TwoArguments(3, "x"), worker_type="thread")
+    assert type(error) is TwoArguments
+    assert error.__notes__[0] == "while index 5 was loaded (item 1 of batch 2, epoch 0)"
+    assert error.__notes__[1].startswith("in worker ")

@@ -1,0 +1,157 @@
+"""Where the memory of batches is, and how long it stays: no framework is imported at the top, so workers have none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import agnoload
+from agnoload import DataLoader
+
+HERE: dict[str, Any] = {"num_workers": 0}
+THREADS: dict[str, Any] = {"num_workers": 2, "worker_type": "thread"}
+SERVED: dict[str, Any] = {"num_workers": 2}
+SPAWNED: dict[str, Any] = {"num_workers": 2, "multiprocessing_context": "spawn"}
+
+
+@pytest.fixture(scope="module")
+def torch() -> Any:
+    return pytest.importorskip("torch")
+
+
+class Numbered(agnoload.Dataset):
+    """No torch in it: its workers have none either."""
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> Any:
+        return {"x": np.full((3, 5), index, np.float32), "pair": (index, [np.int16(index), f"sample {index}"])}
+
+
+def spied() -> Any:
+    """A torch backend that remembers where the arrays lie that it is given."""
+    from agnoload_torch import TorchBackend
+
+    class Spy(TorchBackend):
+        def __init__(self) -> None:
+            super().__init__()
+            self.addresses: list[int] = []
+
+        def convert(self, leaf: Any) -> Any:
+            if isinstance(leaf, np.ndarray):
+                self.addresses.append(leaf.ctypes.data)
+            return super().convert(leaf)
+
+    return Spy()
+
+
+@pytest.mark.parametrize("options", [HERE, THREADS, SERVED, SPAWNED])
+def test_tensors_lie_in_the_memory_of_the_batch(torch: Any, options: dict[str, Any]) -> None:
+    spy = spied()
+    with DataLoader(Numbered(), 4, backend=spy, persistent_workers=True, **options) as loader:
+        kept = list(loader)
+        tensors = [leaf for batch in kept for leaf in (batch["x"], batch["pair"][0], batch["pair"][1][0])]
+        assert [tensor.data_ptr() for tensor in tensors] == spy.addresses
+        pool = loader._idle._pool
+        if options.get("worker_type") != "thread" and options["num_workers"]:
+            arena = pool.arena  # type: ignore[union-attr]
+            slots = [arena[number].mapping for number in range(1, arena._next)]
+            for tensor in tensors:
+                assert sum(m.address <= tensor.data_ptr() < m.address + m.nbytes for m in slots) == 1
+            assert arena.lent == 10
+            del kept, tensors, tensor
+            assert arena.lent == 0
+
+
+@pytest.mark.parametrize("options", [HERE, SERVED])
+def test_structure_and_types_are_those_of_the_samples(torch: Any, options: dict[str, Any]) -> None:
+    with DataLoader(Numbered(), 4, backend="torch", **options) as loader:
+        for number, batch in enumerate(loader):
+            first = 4 * number
+            assert batch["x"].dtype is torch.float32
+            assert batch["x"].shape == (4, 3, 5)
+            assert batch["x"][:, 0, 0].tolist() == [*range(first, first + 4)]
+            index, (short, names) = batch["pair"]
+            assert (index.dtype, short.dtype) == (torch.int64, torch.int16)
+            assert index.tolist() == short.tolist() == [*range(first, first + 4)]
+            assert names == [f"sample {n}" for n in range(first, first + 4)]
+        assert number == 9
+
+
+def test_what_is_written_into_a_batch_does_not_reach_the_dataset(torch: Any) -> None:
+    x = np.arange(8, dtype=np.float32)
+    for dataset in (agnoload.ArrayDataset(x), list(x.reshape(8, 1))):
+        for batch in DataLoader(dataset, 4, backend="torch"):
+            (batch[0] if isinstance(batch, tuple) else batch).fill_(-1)
+    assert x.tolist() == [*range(8)]
+
+
+# -- batches that are kept
+
+
+class Filled(agnoload.Dataset):
+    """Batch k of one sample holds k."""
+
+    def __len__(self) -> int:
+        return 200
+
+    def __getitem__(self, index: int) -> Any:
+        return {"x": np.full((16, 8), index, np.int32), "more": np.full(3, index, np.float32)}
+
+
+def through_numpy(batch: Any) -> Any:
+    return batch
+
+
+def as_slice(batch: Any) -> Any:
+    return batch["x"][0, 3:7, ::2]
+
+
+def from_numpy(batch: Any) -> Any:
+    return pytest.importorskip("torch").from_numpy(batch["x"])[0, 1]
+
+
+def from_dlpack(batch: Any) -> Any:
+    return pytest.importorskip("torch").from_dlpack(batch["x"])
+
+
+def jax_from_dlpack(batch: Any) -> Any:
+    return pytest.importorskip("jax").numpy.from_dlpack(batch["x"])
+
+
+def leaves(value: Any) -> list[Any]:
+    return list(value.values()) if isinstance(value, dict) else [value]
+
+
+WAYS = {
+    "numpy": [through_numpy, as_slice, from_numpy, from_dlpack, jax_from_dlpack],
+    "torch": [through_numpy, as_slice],
+    "jax": [through_numpy],
+}
+
+
+@pytest.mark.parametrize("backend", WAYS)
+def test_c05_batches_that_are_kept_stay_and_their_slots_come_free_with_the_last_view(backend: str) -> None:
+    if backend != "numpy":
+        pytest.importorskip(backend)
+    with DataLoader(Filled(), num_workers=2, persistent_workers=True, backend=backend) as loader:
+        for way in WAYS[backend]:
+            kept = [way(batch) for batch in loader]
+            arena = loader._idle._pool.arena  # type: ignore[union-attr]
+            assert arena.lent == 200
+            for number, value in enumerate(kept):
+                assert all((np.asarray(leaf) == number).all() for leaf in leaves(value)), (way, number)
+            del value
+            kept[10:] = []
+            assert arena.lent == 10
+            for number, again in enumerate(loader):  # into the memory that has come free
+                assert (np.asarray(again["x"]) == number).all()
+            del again
+            assert all((np.asarray(leaf) == 3).all() for leaf in leaves(kept[3]))
+            kept.clear()
+            assert arena.lent == 0
+            arena.trim()
+            assert len(arena._free) + len(arena._cold) == arena._next - arena._reserved

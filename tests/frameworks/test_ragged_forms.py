@@ -1,0 +1,149 @@
+"""Ragged fields through the loader, and each framework's own form of them."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import sys
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+import agnoload
+from agnoload import DataLoader, Packed, Padded, ragged_collate
+
+LENGTHS = [3, 1, 0, 5, 2, 7, 4, 1, 6, 2, 0, 9]
+
+
+class Graphs(agnoload.Dataset):
+    """Sequences of unequal length, and edges between their rows."""
+
+    def __len__(self) -> int:
+        return len(LENGTHS)
+
+    def __getitem__(self, index: int) -> Any:
+        n = LENGTHS[index]
+        rows = np.full((n, 2), index + 1, np.float32)
+        edges = np.array([np.arange(n), np.arange(n)[::-1]], np.int32)
+        return {"x": rows, "edges": edges, "label": np.int32(index)}
+
+
+def collate(form: Any, multiple_of: int = 1) -> Any:
+    return ragged_collate(form, ["x", "edges"], {"edges": "x"}, axis={"edges": 1}, multiple_of=multiple_of)
+
+
+def batches(backend: str, form: Any, multiple_of: int = 1, **options: Any) -> list[Any]:
+    with DataLoader(Graphs(), 4, collate_fn=collate(form, multiple_of), backend=backend, **options) as loader:
+        return list(loader)
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[str, list[Any]]:
+    return {form: batches("numpy", form) for form in ("packed", "padded", "list")}
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2}])
+def test_a_packed_field_is_a_nested_tensor_of_torchs(expected: Any, options: dict[str, Any]) -> None:
+    pytest.importorskip("torch")
+    from agnoload_torch.ragged import segment_ids, to_nested
+
+    for batch, plain in zip(batches("torch", "packed", **options), expected["packed"], strict=True):
+        field = batch["x"]
+        assert type(field) is Packed
+        nested = to_nested(field)
+        assert nested.is_nested
+        assert nested.values().data_ptr() == field.values.data_ptr()
+        assert nested.offsets().tolist() == plain["x"].offsets.tolist()
+        starts = pairwise(plain["x"].offsets.tolist())
+        for item, (start, stop) in zip(nested.unbind(), starts, strict=True):
+            assert item.tolist() == plain["x"].values[start:stop].tolist()
+        assert (nested * 2).values().tolist() == (plain["x"].values * 2).tolist()
+        assert segment_ids(field).tolist() == plain["x"].item_of_value().tolist()
+        assert segment_ids(batch["edges"], axis=1).tolist() == plain["edges"].item_of_value(axis=1).tolist()
+        assert batch["edges"].values.tolist() == plain["edges"].values.tolist()
+
+
+def test_padding_behind_packed_values_is_no_part_of_torchs_forms(expected: Any) -> None:
+    torch = pytest.importorskip("torch")
+    from agnoload_torch.ragged import segment_ids, to_nested
+
+    for batch, plain in zip(batches("torch", "packed", 8), expected["packed"], strict=True):
+        field = batch["x"]
+        assert field.values.shape[0] % 8 == 0
+        assert to_nested(field).values().tolist() == plain["x"].values.tolist()
+        ids = segment_ids(field)
+        sums = torch.zeros(5, 2).index_add_(0, ids, field.values)
+        assert sums[:4].tolist() == torch.stack([item.sum(0) for item in to_nested(field).unbind()]).tolist()
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_the_masks_of_all_are_one(side: Any) -> None:
+    make = ragged_collate("padded", side=side, multiple_of=4)
+    field = make([np.arange(n) for n in LENGTHS])
+    wanted = field.mask(side).tolist()
+    for name in ("torch", "jax"):
+        pytest.importorskip(name)
+        mask = importlib.import_module(f"agnoload_{name}.ragged").mask
+        convert = agnoload.get_backend(name).convert
+        assert (
+            mask(Padded(convert(field.values.astype(np.int32)), convert(field.lengths.astype(np.int32))), side).tolist()
+            == wanted
+        )
+
+
+@pytest.mark.filterwarnings("ignore:JAX's 64-bit types are off")
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2, "device": "cpu:0"}])
+def test_jit_compiles_a_packed_step_once_and_sums_by_segment(expected: Any, options: dict[str, Any]) -> None:
+    jax = pytest.importorskip("jax")
+    from agnoload_jax.ragged import mask, segment_ids
+
+    @jax.jit  # type: ignore[untyped-decorator]
+    def sums(batch: Any) -> Any:
+        ids = segment_ids(batch["x"])
+        ends = jax.numpy.take(batch["x"].values, batch["edges"].values[1], axis=0)
+        along = jax.ops.segment_sum(ends, segment_ids(batch["edges"], axis=1), num_segments=4)
+        return jax.ops.segment_sum(batch["x"].values, ids, num_segments=4), along
+
+    found = batches("jax", "packed", 32, **options)
+    for batch, plain in zip(found, expected["packed"], strict=True):
+        assert isinstance(batch["x"].values, jax.Array)
+        assert batch["x"].values.shape == (32, 2)
+        starts = list(pairwise(plain["x"].offsets.tolist()))
+        wanted = [plain["x"].values[start:stop].sum(0).tolist() for start, stop in starts]
+        rows, along = sums({"x": batch["x"], "edges": batch["edges"]})
+        assert rows.tolist() == along.tolist() == wanted
+    assert sums._cache_size() == 1
+
+    @jax.jit  # type: ignore[untyped-decorator]
+    def kept(field: Any) -> Any:
+        return (field.values * mask(field)[..., None]).sum(1), field.lengths
+
+    for batch, plain in zip(batches("jax", "padded", 16, **options), expected["padded"], strict=True):
+        total, lengths = kept(batch["x"])
+        assert lengths.tolist() == plain["x"].lengths.tolist()
+        assert total.tolist() == ((plain["label"] + 1) * plain["x"].lengths)[:, None].repeat(2, 1).tolist()
+    assert kept._cache_size() == 1
+
+
+def test_cupys_forms_are_those_of_numpy(expected: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", np)  # its functions are NumPy's, name by name
+    monkeypatch.delitem(sys.modules, "agnoload_cupy.ragged", raising=False)
+    forms = importlib.import_module("agnoload_cupy.ragged")
+    try:
+        for packed, padded in zip(expected["packed"], expected["padded"], strict=True):
+            assert forms.segment_ids(packed["x"]).tolist() == packed["x"].item_of_value().tolist()
+            assert forms.segment_ids(packed["edges"], 1).tolist() == packed["edges"].item_of_value(1).tolist()
+            for side in ("right", "left"):
+                assert forms.mask(padded["x"], side).tolist() == padded["x"].mask(side).tolist()
+                assert forms.mask(padded["edges"], side, 1).tolist() == padded["edges"].mask(side, 1).tolist()
+    finally:
+        del sys.modules["agnoload_cupy.ragged"]
+
+
+@pytest.mark.parametrize("name", ["torch", "jax"])
+def test_the_examples_in_their_docstrings_run(name: str) -> None:
+    pytest.importorskip(name)
+    failed, tried = doctest.testmod(importlib.import_module(f"agnoload_{name}.ragged"))
+    assert (failed, tried > 0) == (0, True)

@@ -1,0 +1,363 @@
+"""What a loader and its workers take: memory, descriptors, copies."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import agnoload
+from agnoload import DataLoader
+from agnoload.errors import AgnoloadWarning
+
+MIB = 1 << 20
+METHODS = [
+    "forkserver",
+    pytest.param("spawn", marks=pytest.mark.slow),
+    pytest.param("fork", marks=pytest.mark.slow),
+]
+
+
+class Filled:
+    """Sample k is filled with k."""
+
+    def __init__(self, length: int, shape: tuple[int, ...] = (50, 100), dtype: Any = np.int32) -> None:
+        self.length, self.shape, self.dtype = length, shape, dtype
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Any:
+        return np.full(self.shape, index, self.dtype)
+
+
+def run(code: str, *prefix: str) -> str:
+    """A program of its own, warnings as errors; gives what it prints."""
+    program = textwrap.dedent(code)
+    command = [*prefix, sys.executable, "-W", "error", "-"]
+    done = subprocess.run(command, input=program, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    return done.stdout.strip()
+
+
+# ------------------------------------------------------------------------------------------------ kept batches
+
+
+def halves(batch: Any) -> Any:
+    return batch[:, 10:20]
+
+
+def through_numpy_dlpack(batch: Any) -> Any:
+    return np.from_dlpack(batch)
+
+
+def as_torch(batch: Any) -> Any:
+    return pytest.importorskip("torch").from_numpy(batch)
+
+
+def as_torch_dlpack(batch: Any) -> Any:
+    return pytest.importorskip("torch").from_dlpack(batch)
+
+
+KEEP = {
+    "batch": lambda batch: batch,
+    "slice": halves,
+    "memoryview": memoryview,
+    "torch": as_torch,
+    "dlpack": through_numpy_dlpack,
+    "torch dlpack": as_torch_dlpack,
+}
+
+
+@pytest.mark.parametrize("keep", KEEP)
+def test_c05_kept_batches_never_change_and_their_slots_come_free(keep: str) -> None:
+    with DataLoader(Filled(200), num_workers=2) as loader:
+        iterator = iter(loader)
+        kept = []
+        arena: Any = None
+        for batch in iterator:
+            kept.append(KEEP[keep](batch))
+            arena = arena or iterator._pool.arena  # type: ignore[attr-defined]
+        assert all((np.asarray(value) == number).all() for number, value in enumerate(kept))
+        assert arena.lent == 200
+        del batch
+        kept.clear()
+        gc.collect()
+        assert arena.lent == 0
+
+
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+def test_c05_kept_batches_of_a_backend_never_change(backend: str) -> None:
+    pytest.importorskip(backend)
+    with DataLoader(Filled(200), num_workers=2, backend=backend) as loader:
+        kept = list(loader)
+        changed = [number for number, value in enumerate(kept) if not (np.asarray(value) == number).all()]
+        assert changed == []
+        assert type(kept[0]).__module__.partition(".")[0] in (backend, "jaxlib")
+
+
+def test_a_batch_may_be_written_to_and_stays_as_it_was_written() -> None:
+    with DataLoader(Filled(60), num_workers=2) as loader:
+        kept = []
+        for batch in loader:
+            kept.append(batch)
+            kept[-1] += 1000
+    assert all((batch == 1000 + number).all() for number, batch in enumerate(kept))
+
+
+KEPT = """
+import os, resource
+import numpy as np
+import agnoload
+
+class Data:
+    def __len__(self): return {count}
+    def __getitem__(self, index): return np.full(4, index, np.int32)
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+before = len(os.listdir("/proc/self/fd"))
+with agnoload.DataLoader(Data(), 1, num_workers=2) as loader:
+    kept, most = [], 0
+    for batch in loader:
+        kept.append(batch)
+        if len(kept) % 500 == 1:
+            most = max(most, len(os.listdir("/proc/self/fd")))
+print(len(kept), all((batch == number).all() for number, batch in enumerate(kept)), most - before)
+"""
+
+
+@pytest.mark.parametrize(
+    "count", [3000, pytest.param(10_000, marks=pytest.mark.slow), pytest.param(70_000, marks=pytest.mark.slow)]
+)
+def test_c28_any_number_of_batches_can_be_kept_with_few_descriptors(count: int) -> None:
+    found, right, descriptors = run(KEPT.format(count=count)).split()
+    assert (int(found), right) == (count, "True")
+    assert int(descriptors) <= 20
+
+
+# ------------------------------------------------------------------------------------------------ /dev/shm
+
+SHM = """
+import os
+import numpy as np
+import agnoload
+
+class Data:
+    def __len__(self): return 4
+    def __getitem__(self, index): return np.full({mebibytes} << 17, index, np.float64)
+
+assert os.statvfs("/dev/shm").f_blocks * os.statvfs("/dev/shm").f_frsize == {size} << 20
+with agnoload.DataLoader(Data(), 1, num_workers=2) as loader:
+    iterator = iter(loader)
+    for number, batch in enumerate(iterator):
+        assert (batch == number).all()
+        assert os.listdir("/dev/shm") == []
+        if number == 2:
+            print(iterator._pool.arena.nbytes() <= 7 * ({mebibytes} << 20))
+"""
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(
+    ("size", "mebibytes"), [(1, 8), (64, 80), pytest.param(64, 100, marks=pytest.mark.slow)], ids=str
+)
+def test_c27_a_small_shared_memory_file_system_does_not_matter(size: int, mebibytes: int) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("mounting needs root")
+    if subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode:
+        pytest.skip("mount namespaces are not allowed here")
+    mount = f'mount -t tmpfs -o size={size}m tmpfs /dev/shm && exec "$@"'
+    assert run(SHM.format(size=size, mebibytes=mebibytes), "unshare", "-m", "sh", "-c", mount, "-") == "True"
+
+
+# ------------------------------------------------------------------------------------------------ workers
+
+
+def private(pid: int | str = "self") -> int:
+    """Bytes that nobody else maps: what would come free if the process ended."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Private"))
+
+
+def look() -> Any:
+    """A dataset whose samples tell about the process that loads them; its class travels, this module does not."""
+    smaps = Path("/proc/self/smaps_rollup")
+
+    class Look:
+        def __len__(self) -> int:
+            return 16
+
+        def __getitem__(self, index: int) -> Any:
+            lines = smaps.read_text().splitlines()
+            private = sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Private"))
+            return {name.partition(".")[0] for name in sys.modules}, private
+
+    return Look()
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_c29_a_worker_carries_no_framework_and_takes_little_memory(method: str) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("jax")
+    with DataLoader(look(), batch_size=None, num_workers=2, multiprocessing_context=method) as loader:
+        for found, private in loader:
+            assert not {"torch", "jax", "jaxlib", "cupy", "hypothesis", "pytest"} & found
+            assert "numpy" in found
+            assert private <= 25 * MIB
+
+
+def growth(texts: Any, method: str) -> int:
+    """How much the private memory of the worst worker grows over a shuffled epoch."""
+    with DataLoader(texts, 1000, shuffle=True, num_workers=2, multiprocessing_context=method) as loader:
+        iterator = iter(loader)
+        count = len(next(iterator))
+        pids = iterator._pool.pids().values()  # type: ignore[attr-defined]
+        before = {pid: private(pid) for pid in pids}
+        gains = [0]
+        for number, batch in enumerate(iterator):
+            count += len(batch)
+            if number == len(loader) - 8:
+                gains = [private(pid) - before[pid] for pid in pids]
+    assert count == len(texts)
+    return max(gains)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_c26_a_packed_list_does_not_grow_in_workers(method: str) -> None:
+    count = 1_000_000 if method != "forkserver" else 200_000
+    texts = agnoload.PackedList(f"sentence number {number:09} of a corpus" for number in range(count))
+    assert growth(texts, method) <= 5 * MIB
+
+
+@pytest.mark.slow
+def test_c26_a_million_strings_do_not_grow_in_workers() -> None:
+    texts = agnoload.PackedList(f"sentence number {number:09} of a corpus" for number in range(1_000_000))
+    assert growth(texts, "forkserver") <= 5 * MIB
+
+
+@pytest.mark.slow
+def test_c26_a_million_strings_in_a_list_reach_two_workers_with_one_warning() -> None:
+    class Texts:
+        def __init__(self) -> None:
+            self.lines = [f"line {number}" for number in range(1_000_000)]
+
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, index: int) -> str:
+            return self.lines[-1 - index]
+
+    with DataLoader(Texts(), 2, num_workers=2) as loader:
+        with pytest.warns(AgnoloadWarning, match=r"dataset\.lines .*PackedList") as caught:
+            assert next(iter(loader)) == ["line 999999", "line 999998"]
+        assert len(caught) == 1
+        assert len(list(loader)) == 2
+
+
+# ------------------------------------------------------------------------------------------------ payload
+
+
+class Heavy:
+    """A large array, and a count of how often it was asked to pack itself."""
+
+    packed = 0
+
+    def __init__(self, nbytes: int) -> None:
+        self.array = np.ones(nbytes, np.uint8)
+
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index: int) -> Any:
+        return [int(self.array.sum()), os.getpid(), private()]
+
+    def __getstate__(self) -> Any:
+        Heavy.packed += 1
+        return self.__dict__
+
+
+@pytest.mark.parametrize(
+    ("workers", "mebibytes"), [(4, 64), pytest.param(8, 150, marks=pytest.mark.slow)], ids=["4", "8"]
+)
+def test_c39_an_array_is_packed_once_and_shared_by_all_workers(workers: int, mebibytes: int) -> None:
+    Heavy.packed = 0
+    with DataLoader(Heavy(mebibytes * MIB), batch_size=None, num_workers=workers) as loader:
+        found = list(loader)
+    assert Heavy.packed == 1
+    assert {total for total, _, _ in found} == {mebibytes * MIB}
+    assert max(memory for _, _, memory in found) < 25 * MIB + (
+        mebibytes * MIB if len({p for _, p, _ in found}) == 1 else 0
+    )
+
+
+def test_a_worker_s_write_to_the_dataset_is_its_own() -> None:
+    class Written:
+        def __init__(self) -> None:
+            self.array = np.zeros(MIB, np.uint8)
+
+        def __len__(self) -> int:
+            return 6
+
+        def __getitem__(self, index: int) -> Any:
+            self.array[index] += 1
+            return self.array[index]
+
+    data = Written()
+    with DataLoader(data, 1, num_workers=2) as loader:
+        assert [int(batch[0]) for _ in range(2) for batch in loader] == [1] * 12
+    assert not data.array.any()
+
+
+# ------------------------------------------------------------------------------------------------ many small arrays
+
+
+def many(index: int) -> Any:
+    return {f"field{number}": np.float32(index) for number in range(100)}
+
+
+class Many:
+    def __len__(self) -> int:
+        return 320
+
+    def __getitem__(self, index: int) -> Any:
+        return many(index)
+
+
+def test_c48_many_small_fields_cost_no_descriptors() -> None:
+    with DataLoader(Many(), 32, num_workers=2) as loader:
+        seen = set()
+        kept = []
+        for batch in loader:
+            kept.append(batch)
+            seen.add(len(os.listdir("/proc/self/fd")))
+    assert len(seen) == 1
+    assert all(
+        (column == np.arange(32 * number, 32 * number + 32)).all()
+        for number, batch in enumerate(kept)
+        for column in batch.values()
+    )
+    assert len(kept[0]) == 100
+
+
+# ------------------------------------------------------------------------------------------------ large batches
+
+
+def test_the_first_batch_may_be_large_and_the_next_larger() -> None:
+    class Growing:
+        def __len__(self) -> int:
+            return 5
+
+        def __getitem__(self, index: int) -> Any:
+            return np.full((1 + 8 * index) * MIB, index, np.uint8)
+
+    with DataLoader(Growing(), 1, num_workers=2) as loader:
+        kept = list(loader)
+    assert [batch.nbytes for batch in kept] == [(1 + 8 * index) * MIB for index in range(5)]
+    assert all((batch == index).all() for index, batch in enumerate(kept))

@@ -1,0 +1,140 @@
+"""Whole programs: scripts without a guard, classes without an importable name, frameworks that came first."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPT = """
+with open({marks!r}, "a") as file:
+    file.write("run\\n")
+
+import sys
+from typing import NamedTuple
+
+import numpy as np
+import agnoload
+
+
+class Batch(NamedTuple):
+    x: np.ndarray
+    names: list
+
+
+class Data:
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, index):
+        return double(index)
+
+
+def double(value):
+    return 2 * value
+
+
+def together(samples):
+    return Batch(np.array(samples), [f"n{{s}}" for s in samples])
+
+
+loader = agnoload.DataLoader(
+    Data(), 2, num_workers=2, collate_fn=together, multiprocessing_context={method!r}, worker_init_fn=lambda n: None
+)
+for batch in loader:
+    assert type(batch) is Batch, type(batch)
+    print(batch.x.tolist(), batch.names)
+"""
+OUTPUT = "[0, 2] ['n0', 'n2']\n[4, 6] ['n4', 'n6']\n[8, 10] ['n8', 'n10']\n"
+
+
+def execute(command: list[str], **options: Any) -> str:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", *command], capture_output=True, text=True, timeout=100, check=False, **options
+    )
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("way", "method"),
+    [
+        ("file", "forkserver"), ("file", "spawn"), ("stdin", "forkserver"), ("stdin", "spawn"),
+        ("command", "forkserver"), ("module", "forkserver"),
+        pytest.param("command", "spawn", marks=pytest.mark.slow),
+        pytest.param("module", "spawn", marks=pytest.mark.slow),
+    ],
+)  # fmt: skip
+def test_c36_a_program_without_a_guard_runs_once(method: str, way: str, tmp_path: Path) -> None:
+    marks, script = tmp_path / "marks", tmp_path / "program.py"
+    text = SCRIPT.format(marks=str(marks), method=method)
+    script.write_text(text)
+    if way == "file":
+        found = execute([str(script)])
+    elif way == "stdin":
+        found = execute(["-"], input=text)
+    elif way == "command":
+        found = execute(["-c", text])
+    else:
+        found = execute(["-m", "program"], cwd=tmp_path)
+    assert found == OUTPUT
+    assert marks.read_text() == "run\n"
+
+
+def test_a_helper_beside_the_script_is_found_by_workers(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("class Data(list):\n    pass\n")
+    script = tmp_path / "program.py"
+    script.write_text(
+        "import agnoload, mine\n"
+        "print([b.tolist() for b in agnoload.DataLoader(mine.Data(range(4)), 2, num_workers=2)])\n"
+    )
+    assert execute([str(script)]) == "[[0, 1], [2, 3]]\n"
+
+
+def test_workers_see_arguments_directory_and_environment_of_the_program(tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(
+        "import os, sys, agnoload\n"
+        "os.chdir('/'); os.environ['SET_LATE'] = 'yes'\n"
+        "class Data:\n"
+        "    def __len__(self): return 1\n"
+        "    def __getitem__(self, index): return [sys.argv[1], os.getcwd(), os.environ['SET_LATE']]\n"
+        "print(*agnoload.DataLoader(Data(), batch_size=None, num_workers=1))\n"
+    )
+    assert execute([str(script), "argument"]) == "['argument', '/', 'yes']\n"
+
+
+@pytest.mark.parametrize("method", ["forkserver", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_c37_with_jax_started_first_there_is_no_warning_and_no_hang(method: str) -> None:
+    pytest.importorskip("jax")
+    program = (
+        "import jax.numpy as jnp\n"
+        "jnp.ones(3).sum().block_until_ready()\n"
+        "import agnoload\n"
+        f"loader = agnoload.DataLoader(range(6), 2, num_workers=2, multiprocessing_context={method!r})\n"
+        "print([batch.tolist() for batch in loader])\n"
+    )
+    assert execute(["-c", program]) == "[[0, 1], [2, 3], [4, 5]]\n"
+
+
+def test_a_numpy_loop_with_workers_imports_no_framework() -> None:
+    program = (
+        "import agnoload, sys\n"
+        "batches = [b.tolist() for b in agnoload.DataLoader(range(4), 2, num_workers=2)]\n"
+        "print(batches, {'torch', 'jax', 'cupy'} & set(sys.modules))\n"
+    )
+    assert execute(["-c", program]) == "[[0, 1], [2, 3]] set()\n"
+
+
+@pytest.mark.parametrize("ending", ["pass", "sys.exit(0)", "del loader, batches"])
+def test_a_program_ends_quietly_with_an_iterator_under_way(ending: str) -> None:
+    program = (
+        "import sys, agnoload\n"
+        "loader = agnoload.DataLoader(range(100), 2, num_workers=2, persistent_workers=True)\n"
+        "batches = iter(loader)\n"
+        "print(next(batches))\n" + ending
+    )
+    assert execute(["-c", program]) == "[0 1]\n"

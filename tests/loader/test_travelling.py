@@ -1,0 +1,39 @@
+"""A loader can be pickled and copied: its options and its place go along, workers and iterators do not."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+
+from agnoload import DataLoader
+
+ODD = [[1, 3], [5]]
+
+
+@pytest.mark.parametrize("travel", [lambda x: pickle.loads(pickle.dumps(x)), copy.copy, copy.deepcopy])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"batch_size": 4, "shuffle": True},
+        {"batch_size": 3, "drop_last": True, "timeout": 5, "seed": 3},
+        {"batch_sampler": ODD},
+        {"batch_size": None, "sampler": [4, 2, 0]},
+        {"batch_size": 4, "num_workers": 2, "multiprocessing_context": "spawn"},
+    ],
+)
+def test_a_loader_travels_with_its_options_and_goes_on_where_it_stood(travel: Any, options: dict[str, Any]) -> None:
+    loader = DataLoader(range(10), **options)
+    iterator = iter(loader)
+    next(iterator)
+    other = travel(loader)
+    rest = [batch.tolist() if hasattr(batch, "tolist") else batch for batch in iterator]
+    found = [batch.tolist() if hasattr(batch, "tolist") else batch for batch in other]
+    assert found == rest
+    assert other.seed == loader.seed
+    assert other.num_workers == loader.num_workers
+    assert other.timeout == loader.timeout
+    loader.close()
+    other.close()

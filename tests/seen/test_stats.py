@@ -1,0 +1,332 @@
+"""What `loader.stats()` counts, and what its verdict tells a person."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import agnoload
+from agnoload.messages import Failure, Reply
+from agnoload.stats import Histogram, Recorder, Sums, size_of, verdict
+
+
+class Waiting(agnoload.Dataset[int]):
+    """Samples that take `seconds`, without work."""
+
+    def __init__(self, n: int, seconds: float = 0.0) -> None:
+        self.n = n
+        self.seconds = seconds
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, index: int) -> int:
+        if self.seconds:
+            time.sleep(self.seconds)
+        return index
+
+
+class Bad(Waiting):
+    """Every fifth sample cannot be loaded."""
+
+    def __getitem__(self, index: int) -> int:
+        if index % 5 == 3:
+            raise ValueError(f"sample {index} is bad")
+        return index
+
+
+def reply(number: int, worker: int, started: float, finished: float, **more: Any) -> Reply:
+    return Reply(number, worker, np.zeros(2), started=started, finished=finished, **{"samples": 2, **more})
+
+
+# ---------------------------------------------------------------------------------------------- the case
+
+
+def test_c59_an_idle_loop_learns_that_it_waits_and_what_to_do() -> None:
+    with agnoload.DataLoader(Waiting(300, 0.01), 10, num_workers=2) as loader:
+        for _ in loader:
+            pass
+        stats = loader.stats()
+    assert (stats.batches, stats.samples, stats.bytes) == (30, 300, 300 * 8)
+    assert stats.wait_seconds > 0.8 * stats.seconds
+    assert len(stats.busy) == 2
+    assert min(stats.busy) > 0.9
+    assert f"waited for data {stats.wait_seconds / stats.seconds:.0%} of the time" in stats.verdict
+    assert "add workers" in stats.verdict
+
+
+def test_c59_a_loop_that_works_is_not_told_to_blame_the_loader() -> None:
+    with agnoload.DataLoader(Waiting(300), 10, num_workers=2) as loader:
+        for _ in loader:
+            time.sleep(0.05)  # the user's own work
+        stats = loader.stats()
+    assert stats.wait_seconds - stats.wait_first < 0.05 * stats.seconds
+    assert max(stats.busy) < 0.5
+    assert "nothing to gain here" in stats.verdict
+    assert "add workers" not in stats.verdict
+
+
+def test_c59_the_record_cannot_be_changed_and_stays_as_it_was() -> None:
+    loader = agnoload.DataLoader(Bad(10), 4, on_error="skip")
+    list(loader)
+    before = loader.stats()
+    copy = dataclasses.replace(before)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        before.batches = 7  # type: ignore[misc]
+    assert isinstance(before.busy, tuple)
+    assert isinstance(before.failed, tuple)
+    list(loader)
+    assert before == copy
+    assert loader.stats().batches == 2 * before.batches
+
+
+def test_c46_workers_are_said_not_to_help_where_rows_lie_in_memory() -> None:
+    rows = np.zeros((200_000, 20), np.float32)
+    with agnoload.DataLoader(agnoload.ArrayDataset(x=rows), 256, shuffle=True, num_workers=2, seed=0) as loader:
+        for _ in loader.steps(400):
+            pass
+        assert "workers do not help" in loader.stats().verdict
+
+
+# ---------------------------------------------------------------------------------------------- counting
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 2, "worker_type": "thread"}], ids=str)
+def test_every_kind_of_worker_gives_the_same_account(options: dict[str, Any]) -> None:
+    dataset = agnoload.ArrayDataset(x=np.zeros((10, 3), np.float32), y=np.zeros(10, np.int64))
+    with agnoload.DataLoader(dataset, 4, **options) as loader:
+        for _ in range(3):
+            list(loader)
+        stats = loader.stats()
+    assert (stats.batches, stats.samples, stats.bytes) == (9, 30, 30 * (12 + 8))
+    assert stats.num_workers == options.get("num_workers", 0)
+    assert 1 <= len(stats.busy) <= max(stats.num_workers, 1)
+    assert all(0 <= share <= 1 for share in stats.busy)
+    assert 0 < stats.wait_first < stats.wait_seconds <= stats.seconds
+
+
+def test_nothing_was_loaded_yet() -> None:
+    stats = agnoload.DataLoader(range(3)).stats()
+    assert (stats.batches, stats.samples, stats.wait_seconds, stats.wait_p99, stats.busy) == (0, 0, 0.0, 0.0, ())
+    assert stats.verdict == "nothing was loaded yet"
+    assert "nothing was loaded yet" in str(stats)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loop_that_is_left_early_has_seen_only_what_it_was_given(workers: int) -> None:
+    with agnoload.DataLoader(Bad(100), 10, num_workers=workers, on_error="skip") as loader:
+        for _ in range(2):
+            next(iter(loader))
+        stats = loader.stats()
+    assert (stats.batches, stats.samples) == (2, 16)
+    assert [index for index, _ in stats.failed] == [3, 8, 3, 8]
+
+
+def test_a_batch_that_was_left_out_counts_its_bad_samples_only() -> None:
+    loader = agnoload.DataLoader(Bad(10), batch_sampler=[[3, 8], [0, 1]], on_error="skip")
+    assert len(list(loader)) == 1
+    stats = loader.stats()
+    assert (stats.batches, stats.samples) == (1, 2)
+    assert stats.failed == (
+        Failure(3, "ValueError: sample 3 is bad"),
+        Failure(8, "ValueError: sample 8 is bad"),
+    )
+    assert "2 bad samples, the last: 8, ValueError: sample 8 is bad" in str(stats)
+
+
+def test_two_iterators_over_one_loader_are_counted_together() -> None:
+    loader = agnoload.DataLoader(range(10), 5)
+    for _ in zip(loader, loader, strict=True):
+        pass
+    assert (loader.stats().batches, loader.stats().samples) == (4, 20)
+
+
+def test_hits_of_a_cache_are_counted_over_all_workers() -> None:
+    cached = agnoload.CachedDataset(Waiting(20), max_bytes=1 << 20)
+    with agnoload.DataLoader(cached.map(float), 5, num_workers=2) as loader:
+        for _ in range(3):
+            list(loader)
+        stats = loader.stats()
+    assert (stats.cache_misses, stats.cache_hits) == (20, 40)
+    assert "cache: 40 hits, 20 misses" in str(stats)
+
+
+def test_the_time_between_epochs_belongs_to_nobody() -> None:
+    recorder = Recorder()
+    for start in (100.0, 9000.0):  # two epochs, hours apart
+        ends: dict[int, float] = {}
+        recorder.arrived(reply(0, 0, start, start + 1.0), ends)
+        recorder.delivered(reply(0, 0, start, start + 1.0), None, start, start + 2.0)
+        recorder.arrived(reply(1, 0, start + 2.0, start + 3.0), ends)
+        recorder.delivered(reply(1, 0, start + 2.0, start + 3.0), start + 2.0, start + 4.0, start + 4.5)
+    stats = recorder.stats(1, "as asked for", 2, [])
+    assert stats.seconds == 2 * 4.5
+    assert stats.wait_seconds == 2 * 2.5
+    assert stats.wait_first == 2 * 2.0
+    assert stats.busy == (2 / 3,)  # a second of three, twice: it was idle from 101 to 102
+
+
+def test_the_word_of_a_workers_death_is_no_work() -> None:
+    recorder = Recorder()
+    ends = {0: 5.0}
+    recorder.arrived(Reply(3, 0, error=agnoload.WorkerDied("gone", 0, 1, -9, 3, [3], 0)), ends)
+    assert recorder.sums() == Sums(0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    assert ends == {0: 5.0}
+
+
+def test_bytes_are_those_of_the_arrays_wherever_they_stand() -> None:
+    array = np.zeros((2, 3), np.int16)
+    padded = agnoload.Padded(array, np.zeros(2, np.int64))
+    assert size_of(array) == 12
+    assert size_of([]) == 0
+    assert size_of(["text", "more"]) == 0
+    assert size_of({"x": array, "y": (array, [array]), "name": ["a", "b"], "none": None}) == 36
+    assert size_of(padded) == 12 + 16
+    assert size_of(np.float32(1)) == 4
+
+
+# ---------------------------------------------------------------------------------------------- percentiles
+
+
+@given(st.lists(st.floats(1e-7, 5000.0), min_size=1, max_size=300))
+def test_percentiles_are_within_three_percent(waits: list[float]) -> None:
+    histogram = Histogram()
+    histogram.add(np.array(waits))
+    found = histogram.percentiles((50, 95, 99))
+    exact = np.percentile(waits, (50, 95, 99), method="inverted_cdf")
+    assert found == pytest.approx(exact, rel=0.03)
+
+
+def test_many_waits_keep_their_places_in_little_memory() -> None:
+    histogram = Histogram()
+    for waits in ([0.0, *[1e-3] * 9_000], [*[2.0] * 998, 1e9]):  # nothing is too short or too long
+        histogram.add(np.array(waits))
+    assert histogram.percentiles((0, 50, 99)) == pytest.approx([1e-7, 1e-3, 2.0], rel=0.03)
+
+
+def test_what_is_noted_of_batches_is_summed_up_and_forgotten() -> None:
+    recorder = Recorder()
+    ends: dict[int, float] = {}
+    for number in range(3 * Recorder.CHUNK + 5):
+        answer = reply(number, number % 3, float(number), number + 0.25)
+        recorder.arrived(answer, ends)
+        recorder.delivered(answer, float(number), number + 0.5, number + 1.0)
+    assert len(recorder._given) == len(recorder._work) == 5
+    stats = recorder.stats(3, "as asked for", 4, [])
+    assert (stats.batches, stats.samples, stats.bytes) == (
+        3 * Recorder.CHUNK + 5,
+        2 * stats.batches,
+        16 * stats.batches,
+    )
+    assert (stats.seconds, stats.wait_seconds) == (stats.batches, stats.batches / 2)
+    assert stats.busy == pytest.approx([0.25 / 3] * 3, rel=1e-3)
+
+
+# ---------------------------------------------------------------------------------------------- the verdict
+
+
+def sums(batches: int = 100, **parts: float) -> Sums:
+    """An account in seconds; by default 10 s in all, and nothing waited for at first."""
+    return Sums(batches, **{"seconds": 10.0, "waited": 0.0, "first": 0.0, "loading": 0.0, "alive": 10.0, **parts})
+
+
+@pytest.mark.parametrize(
+    ("account", "workers", "cores", "told"),
+    [
+        (
+            sums(waited=0.2, loading=4.0, alive=20.0),
+            2,
+            4,
+            "waited for data 2% of the time; the loader is 5.0 times faster than the loop that uses it: nothing to "
+            "gain here",
+        ),
+        (sums(waited=0.2, loading=18.0, alive=20.0), 2, 4, "waited for data 2% of the time: nothing to gain here"),
+        (
+            sums(waited=4.3, loading=19.6, alive=20.0),
+            2,
+            8,
+            "waited for data 43% of the time; 2 workers 98% busy: add workers (8 usable cores), or make samples "
+            "cheaper",
+        ),
+        (
+            sums(waited=4.3, loading=9.8, alive=10.0),
+            1,
+            1,
+            "waited for data 43% of the time; 1 worker 98% busy: add workers if samples wait for a disk or a network, "
+            "else make them cheaper, or keep them in a CachedDataset: all 1 usable cores are taken",
+        ),
+        (
+            sums(waited=7.5, loading=7.4),
+            0,
+            8,
+            "waited for data 75% of the time, loading in this process: workers load while the loop works, try "
+            "num_workers=3",
+        ),
+        (
+            sums(waited=7.5, loading=7.4),
+            0,
+            2,
+            "waited for data 75% of the time, loading in this process: workers load while the loop works, try "
+            "num_workers=2",
+        ),
+        (
+            sums(100_000, waited=7.5, loading=7.4),
+            0,
+            8,
+            "waited for data 75% of the time, but a batch takes 74 \N{MICRO SIGN}s, no more than a worker's way: "
+            "workers do not help",
+        ),
+        (
+            sums(100_000, waited=9.5, loading=8.0, alive=20.0),
+            2,
+            8,
+            "waited for data 95% of the time, with 2 workers 40% busy: a batch takes 80 \N{MICRO SIGN}s, its way from "
+            "a worker no less, so workers do not help: use num_workers=0, or larger batches",
+        ),
+        (
+            sums(1000, waited=5.0, loading=12.0, alive=20.0),
+            2,
+            8,
+            "waited for data 50% of the time, with 2 workers 60% busy: some batches take much longer than others: "
+            "raise prefetch_factor, or take them as they come with in_order=False",
+        ),
+        (
+            sums(waited=3.0, first=2.9, loading=2.0, alive=14.0),
+            2,
+            8,
+            "waited for data 30% of the time, nearly all of it for the first batch of each epoch: with "
+            "persistent_workers=True workers start only once, and otherwise there is nothing to gain here",
+        ),
+    ],
+)
+def test_the_verdict_says_where_the_time_goes_and_what_to_do(
+    account: Sums, workers: int, cores: int, told: str
+) -> None:
+    assert verdict(account, workers, cores) == told
+
+
+def test_the_account_prints_as_a_person_reads_it() -> None:
+    recorder = Recorder()
+    ends: dict[int, float] = {}
+    for number in range(4):
+        answer = reply(number, 0, 10.0 + number, 10.5 + number)
+        recorder.arrived(answer, ends)
+        recorder.delivered(answer, None if number == 0 else 10.5 + number, 10.0 + number, 10.5 + number)
+    text = str(recorder.stats(0, "as asked for", 4, []))
+    assert text.splitlines()[0].startswith("4 batches, 8 samples, 0.0 MB in ")
+    assert "a batch 0.5" in text or "a batch 49" in text or "a batch 50" in text
+    assert "0 workers (as asked for), busy 57%" in text
+    assert text.splitlines()[-1] == recorder.stats(0, "as asked for", 4, []).verdict
+
+
+def test_the_parts_of_the_record_are_plain_values() -> None:
+    loader = agnoload.DataLoader(range(10), 4)
+    list(loader)
+    assert json.loads(json.dumps(dataclasses.asdict(loader.stats())))["samples"] == 10

@@ -1,0 +1,529 @@
+"""Thread workers: a second pool with the same meaning."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import json
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import weakref
+
+import numpy as np
+import pytest
+
+from agnoload import (
+    AgnoloadError,
+    ArrayDataset,
+    CollateError,
+    DataLoader,
+    OptionError,
+    WorkerTimeout,
+    get_worker_info,
+    sample_rng,
+)
+from agnoload.errors import LoaderClosed
+
+PATIENCE = 60.0
+"""A bound against hanging, not a measure."""
+
+
+class Ints:
+    def __init__(self, n, act=lambda index: index):
+        self.n = n
+        self.act = act
+
+    def __len__(self):
+        return self.n
+
+    def __getitem__(self, index):
+        return self.act(index)
+
+
+def threaded(dataset, batch_size=1, num_workers=2, **options):
+    return DataLoader(dataset, batch_size, num_workers=num_workers, worker_type="thread", **options)
+
+
+def lists(loader):
+    return [batch.tolist() for batch in loader]
+
+
+def notes(error):
+    return "\n".join(getattr(error, "__notes__", ()))
+
+
+# ------------------------------------------------------------------------------------------------ at once, in order
+
+
+def test_c56_thirty_two_threads_are_in_thirty_two_samples_at_once():
+    barrier = threading.Barrier(32)
+
+    def sample(index):
+        barrier.wait(PATIENCE)  # broken, with an error, if fewer than 32 ever meet
+        return index
+
+    assert lists(threaded(Ints(320, sample), num_workers=32)) == [[index] for index in range(320)]
+
+
+def test_c56_batches_come_in_order_whoever_is_done_first():
+    done = [threading.Event() for _ in range(4)]
+
+    def sample(index):
+        if index < 3:
+            assert done[index + 1].wait(PATIENCE)  # 3 is done first, then 2, then 1, then 0
+        done[min(index, 3)].set()
+        return index
+
+    assert lists(threaded(Ints(8, sample), num_workers=4)) == [[index] for index in range(8)]
+
+
+def test_a_batch_is_loaded_ahead_while_the_user_works():
+    loaded = [threading.Event() for _ in range(6)]
+
+    def sample(index):
+        loaded[index].set()
+        return index
+
+    iterator = iter(threaded(Ints(6, sample), prefetch_factor=2))
+    assert next(iterator).tolist() == [0]
+    for event in loaded[1:5]:  # 2 workers x 2 batches, beside the one that is out
+        assert event.wait(PATIENCE)
+    assert not loaded[5].is_set()
+    assert lists(iterator) == [[1], [2], [3], [4], [5]]
+
+
+def test_a_free_thread_takes_the_next_batch_whoever_would_have_been_due():
+    last = threading.Event()
+
+    def sample(index):
+        if index == 0:
+            assert last.wait(PATIENCE)
+        if index == 7:
+            last.set()
+        return index
+
+    loader = threaded(Ints(8, sample), prefetch_factor=4)
+    assert lists(loader) == [[index] for index in range(8)]
+
+
+def test_c47_out_of_order_batches_come_as_they_are_ready_and_the_rest_after_a_resume():
+    release = threading.Event()
+
+    def sample(index):
+        if index == 0:
+            assert release.wait(PATIENCE)
+        return index
+
+    loader = threaded(Ints(8, sample), in_order=False)
+    iterator = iter(loader)
+    early = [next(iterator).tolist()[0] for _ in range(3)]
+    state = json.loads(json.dumps(loader.state_dict()))
+    assert early == [1, 2, 3]
+    early += [next(iterator).tolist()[0] for _ in range(4)]
+    assert early == [1, 2, 3, 4, 5, 6, 7]
+    release.set()
+    assert lists(iterator) == [[0]]
+    resumed = threaded(Ints(8, sample), in_order=False)
+    resumed.load_state_dict(state)
+    assert sorted(lists(resumed)) == [[0], [4], [5], [6], [7]]
+
+
+# ------------------------------------------------------------------------------------------------ the same batches
+
+
+class Drawing(Ints):
+    def __getitem__(self, index):
+        return {"index": index, "own": sample_rng().integers(1 << 62), "noise": sample_rng().random(3, np.float32)}
+
+
+def same(found, expected):
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        assert one.keys() == other.keys()
+        for name in one:
+            assert one[name].dtype == other[name].dtype
+            np.testing.assert_array_equal(one[name], other[name])
+
+
+def test_c07_threads_draw_what_processes_and_no_workers_draw():
+    options = {"batch_size": 4, "shuffle": True, "seed": 5}
+    epochs = DataLoader(Drawing(26), **options)
+    expected = [*epochs, *epochs]
+    drawn = np.concatenate([batch["own"] for batch in expected])
+    assert len(set(drawn.tolist())) == 52
+    for workers, factor in itertools.product((1, 2, 3), (1, 4)):
+        loader = threaded(Drawing(26), num_workers=workers, prefetch_factor=factor, **options)
+        same([*loader, *loader], expected)
+    loader = DataLoader(Drawing(26), num_workers=2, **options)
+    same([*loader, *loader], expected)
+
+
+def test_a_collate_fn_in_threads_has_numbers_of_its_batch():
+    def collate(samples):
+        return sum(samples), sample_rng().integers(1 << 62).item()
+
+    expected = list(DataLoader(Ints(20), 3, seed=1, collate_fn=collate))
+    assert list(threaded(Ints(20), 3, num_workers=3, seed=1, collate_fn=collate)) == expected
+
+
+def test_arrays_rows_and_single_samples_as_without_workers():
+    arrays = ArrayDataset(x=np.arange(40, dtype=np.float32).reshape(20, 2), y=np.arange(20, dtype=np.int16))
+    for options in ({"batch_size": 6, "shuffle": True, "seed": 2}, {"batch_size": None}):
+        same(list(threaded(arrays, **options)), list(DataLoader(arrays, **options)))
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_state_resumes_at_every_batch(shuffle):
+    def make():
+        return threaded(Drawing(11), 3, shuffle=shuffle, seed=3)
+
+    loader = make()
+    states, whole = [loader.state_dict()], []
+    for batch in loader:
+        whole.append(batch)
+        states.append(json.loads(json.dumps(loader.state_dict())))
+    whole += list(loader)
+    for place, state in enumerate(states):
+        resumed = make()
+        resumed.load_state_dict(state)
+        same(list(resumed), whole[place:4] if place < 4 else whole[4:])
+
+
+def test_what_cannot_be_pickled_is_no_matter_in_threads():
+    lock, seen = threading.Lock(), []
+
+    def sample(index):
+        with lock:
+            seen.append(index)
+        return index
+
+    assert lists(threaded(Ints(6, sample), 2)) == [[0, 1], [2, 3], [4, 5]]
+    assert sorted(seen) == list(range(6))
+
+
+def test_kept_workers_and_two_iterators_at_once():
+    loader = threaded(Ints(6), 2, persistent_workers=True)
+    with loader:
+        first, second = iter(loader), iter(loader)
+        pairs = [(one.tolist(), other.tolist()) for one, other in zip(first, second, strict=True)]
+        assert pairs == [([0, 1], [0, 1]), ([2, 3], [2, 3]), ([4, 5], [4, 5])]
+        assert lists(loader) == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_c57_steps_in_threads_cross_epochs():
+    sizes = [len(batch) for batch in threaded(Ints(10), 4, shuffle=True, seed=0).steps(5)]
+    assert sizes == [4, 4, 2, 4, 4]
+
+
+# ------------------------------------------------------------------------------------------------ who asks
+
+
+def test_get_worker_info_tells_each_thread_its_own_facts():
+    barrier = threading.Barrier(3)
+
+    def sample(index):
+        barrier.wait(PATIENCE)  # so that each thread has one
+        info = get_worker_info()
+        return np.array([info.id, info.num_workers, info.seed, info.epoch, threading.get_ident()])
+
+    dataset = Ints(3, sample)
+    loader = threaded(dataset, num_workers=3, seed=9)
+    for epoch in (0, 1):
+        rows = np.concatenate(list(loader))
+        assert sorted(rows[:, 0]) == [0, 1, 2]
+        assert rows[:, 1:4].tolist() == [[3, 9, epoch]] * 3
+        assert len(set(rows[:, 4])) == 3
+        assert threading.get_ident() not in rows[:, 4]
+    assert get_worker_info() is None
+
+
+def test_the_dataset_of_threads_is_the_users_own():
+    seen = []
+    dataset = Ints(2, lambda index: seen.append(get_worker_info().dataset) or index)
+    lists(threaded(dataset))
+    assert all(one is dataset for one in seen)
+
+
+def test_worker_init_fn_runs_in_each_thread_with_its_number():
+    ran = {}
+
+    def begin(worker):
+        ran[threading.current_thread().name] = worker, get_worker_info().id
+
+    barrier = threading.Barrier(3)
+    dataset = Ints(3, lambda index: barrier.wait(PATIENCE) and index)
+    lists(threaded(dataset, num_workers=3, worker_init_fn=begin))
+    assert ran == {f"agnoload-{number}": (number, number) for number in range(3)}
+
+
+def test_an_error_in_worker_init_fn_reaches_the_loop():
+    def begin(worker):
+        raise LookupError(f"no device {worker}")
+
+    with pytest.raises(LookupError, match="no device") as caught:
+        lists(threaded(Ints(4), worker_init_fn=begin))
+    assert "before its first batch" in notes(caught.value)
+
+
+# ------------------------------------------------------------------------------------------------ errors
+
+
+class Unhappy(Exception):
+    def __init__(self, where, *, code):
+        super().__init__(where)
+        self.code = code
+
+
+def test_an_error_keeps_what_it_is_and_says_where():
+    def sample(index):
+        if index == 5:
+            raise Unhappy("here", code=7)
+        return index
+
+    found = []
+    with pytest.raises(Unhappy) as caught:
+        found.extend(batch.tolist() for batch in threaded(Ints(8, sample), 2))
+    assert (caught.value.args, caught.value.code) == (("here",), 7)
+    for words in ("index 5", "batch 2", "epoch 0", "(a thread)"):
+        assert words in notes(caught.value)
+    assert "in sample" in str(caught.getrepr(style="native"))
+
+
+def bad(index):
+    if index in (3, 7):
+        raise ValueError(f"bad sample {index}")
+    return index
+
+
+@pytest.mark.parametrize("on_error", ["skip", "replace", lambda error, index: "skip" if index == 3 else "replace"])
+def test_c43_bad_samples_in_threads_as_without_workers(on_error):
+    options = {"batch_size": 4, "on_error": on_error, "seed": 0}
+    plain = DataLoader(Ints(10, bad), **options)
+    expected = lists(plain)
+    for workers in (1, 2, 3):
+        loader = threaded(Ints(10, bad), num_workers=workers, **options)
+        assert lists(loader) == expected
+        assert [failure.index for failure in loader.stats().failed] == [3, 7]
+    if on_error == "skip":
+        assert expected == [[0, 1, 2], [4, 5, 6], [8, 9]]
+        assert list(threaded(Ints(10, bad), None, on_error="skip", sampler=[3, 7, 0])) == [0]
+    else:
+        assert list(map(len, expected)) == ([4, 4, 2] if on_error == "replace" else [3, 4, 2])
+
+
+def test_c43_raise_and_nothing_good():
+    with pytest.raises(ValueError, match="bad sample 3"):
+        lists(threaded(Ints(10, bad), 4))
+
+    def always(index):
+        raise ValueError("bad")
+
+    assert lists(threaded(Ints(10, always), 4, on_error="skip")) == []
+    with pytest.raises(ValueError, match="bad") as caught:
+        lists(threaded(Ints(10, always), 4, on_error="replace"))
+    assert "in its place" in notes(caught.value)
+    with pytest.raises(OptionError, match="got 'dance'"):
+        lists(threaded(Ints(10, bad), 4, on_error=lambda error, index: "dance"))
+
+
+def test_errors_of_collate_name_indices():
+    with pytest.raises(CollateError) as caught:
+        lists(threaded(Ints(4, lambda index: np.zeros(index + 1)), 2))
+    assert "indices 0 and 1" in str(caught.value) + notes(caught.value)
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
+def test_what_ends_a_program_reaches_the_loop(kind):
+    def sample(index):
+        if index == 2:
+            raise kind("enough")
+        return index
+
+    with pytest.raises(kind, match="enough"):
+        lists(threaded(Ints(6, sample)))
+
+
+def test_a_sample_that_hangs_is_reported_with_the_stack_of_its_thread():
+    release = threading.Event()
+
+    def a_function_that_waits(index):
+        if index == 1:
+            release.wait(PATIENCE)
+        return index
+
+    loader = threaded(Ints(4, a_function_that_waits), timeout=0.2)
+    with pytest.raises(WorkerTimeout, match=r"batch 1 \(indices \[1\]\)") as caught:
+        lists(loader)
+    assert "a_function_that_waits" in str(caught.value)
+    release.set()
+
+
+# ------------------------------------------------------------------------------------------------ the end
+
+
+@pytest.fixture
+def stuck():
+    """A dataset whose sample 1 waits, an event that says that it does, and one that lets it go on."""
+    entered, release = threading.Event(), threading.Event()
+
+    def sample(index):
+        if index == 1:
+            entered.set()
+            assert release.wait(PATIENCE)
+        return index
+
+    yield Ints(100, sample), entered, release
+    release.set()
+
+
+def test_c41_closing_does_not_wait_for_a_long_sample(stuck):
+    dataset, entered, release = stuck
+    loader = threaded(dataset)
+    iterator = iter(loader)
+    assert next(iterator).tolist() == [0]
+    assert entered.wait(PATIENCE)
+    loader.close()
+    loader.close()
+    assert not release.is_set()  # it is still in its sample
+    with pytest.raises(AgnoloadError):
+        next(iterator)
+    release.set()
+    assert lists(threaded(dataset, sampler=[5, 6])) == [[5], [6]]
+
+
+def test_closing_wakes_a_thread_that_waits_for_a_batch(stuck):
+    dataset, entered, _ = stuck
+    loader = threaded(dataset, num_workers=1)
+    seen = []
+
+    def consume():
+        try:
+            for batch in loader:
+                seen.append(batch.tolist())
+        except Exception as error:
+            seen.append(type(error))
+
+    consumer = threading.Thread(target=consume)
+    consumer.start()
+    assert entered.wait(PATIENCE)
+    loader.close()
+    consumer.join(PATIENCE)
+    assert not consumer.is_alive()
+    assert seen == [[0], LoaderClosed]
+
+
+def test_c40_an_iterator_that_is_dropped_takes_its_threads_along(stuck):
+    dataset, _, release = stuck
+    release.set()
+    names = {thread.name for thread in threading.enumerate()}
+    for batch in threaded(dataset):
+        del batch
+        break
+    gc.collect()
+    for thread in threading.enumerate():
+        if thread.name.startswith("agnoload-"):
+            thread.join(PATIENCE)
+    assert {thread.name for thread in threading.enumerate()} == names
+
+
+def test_a_system_without_threads_left_leaves_none_behind(monkeypatch):
+    start, begun = threading.Thread.start, []
+
+    def refuse(thread):
+        if len(begun) == 2:
+            raise RuntimeError("can't start new thread")
+        begun.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        iter(threaded(Ints(4), num_workers=4))
+    for thread in begun:
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+
+
+PROGRAM = """
+    import sys, threading
+    import agnoload
+
+    class Slow:
+        def __len__(self): return 8
+        def __getitem__(self, index):
+            if index == 1:
+                print("stuck", flush=True)
+                threading.Event().wait()
+            return index
+
+    loader = agnoload.DataLoader(Slow(), num_workers=2, worker_type="thread")
+    for batch in loader:
+        if sys.argv[1] == "leave":
+            break
+    """
+
+
+@pytest.mark.parametrize("how", ["leave", "interrupt"])
+def test_c38_a_program_ends_while_a_thread_is_in_a_sample(how):
+    command = [sys.executable, "-c", textwrap.dedent(PROGRAM), how]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "stuck\n"
+        if how == "interrupt":
+            process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=PATIENCE)
+    if how == "leave":
+        assert (process.returncode, err) == (0, "")
+    else:
+        assert err.strip().endswith("KeyboardInterrupt")
+        assert err.count("Traceback") == 1
+
+
+# ------------------------------------------------------------------------------------------------ memory
+
+
+class Filled(Ints):
+    """Sample i is 64 KiB of i, twice."""
+
+    def __getitem__(self, index):
+        return {"a": np.full(1 << 13, index, np.float64), "b": np.full(1 << 16, index % 256, np.uint8)}
+
+
+def test_c05_batches_that_are_kept_never_change():
+    kept = []
+    for number, batch in enumerate(threaded(Filled(120), 2, num_workers=3)):
+        kept.append((batch["a"], batch["b"][1]) if number % 2 else (batch["a"][:, 3:], memoryview(batch["b"][1])))
+        del batch
+    for number, (a, b) in enumerate(kept):
+        assert (a == np.array([[2 * number], [2 * number + 1]])).all()
+        assert (np.asarray(b) == 2 * number + 1).all()
+
+
+def test_memory_of_batches_that_are_dropped_is_used_again():
+    addresses = {"a": set(), "b": set()}
+    for batch in threaded(Filled(400), 2, num_workers=2, prefetch_factor=1):
+        for name, array in batch.items():
+            addresses[name].add(array.__array_interface__["data"][0])
+            array[...] = 0  # it is the user's own
+    for found in addresses.values():
+        assert len(found) <= 2 * (2 + 2 + 1 + 1)  # both fields of a batch have blocks of one size
+
+
+def test_batches_outlive_their_loader():
+    loader = threaded(Filled(12), 2)
+    batches = list(loader)
+    loader.close()
+    del loader
+    gc.collect()
+    assert [batch["a"][1, 5] for batch in batches] == [1, 3, 5, 7, 9, 11]
+
+
+def test_no_batch_is_held_by_the_loader_after_the_user_has_dropped_it():
+    loader = threaded(Filled(6), 1, num_workers=1, prefetch_factor=1)
+    iterator = iter(loader)
+    batch = next(iterator)
+    watched = weakref.ref(batch["a"])
+    del batch
+    assert watched() is None
+    iterator.close()
