@@ -86,13 +86,18 @@ def _maker(make_loader: Callable[..., DataLoader[Any, Any]]) -> tuple[Callable[[
     return lambda workers: make_loader(), False
 
 
+def _plain(state: Any) -> Any:
+    """A state as it comes out of a file."""
+    return json.loads(json.dumps(state))
+
+
 @contextmanager
 def _open(make: Callable[[int], DataLoader[Any, Any]], workers: int, state: Any) -> Iterator[DataLoader[Any, Any]]:
     """A fresh loader that goes on from a state, and has it."""
     with make(workers) as loader:
         if state is not None:
-            loader.load_state_dict(json.loads(json.dumps(state)))
-            again = loader.state_dict()
+            loader.load_state_dict(_plain(state))
+            again = _plain(loader.state_dict())
             _must(again == state, f"a state that is restored and taken again must be equal: {state} became {again}")
         yield loader
 
@@ -100,12 +105,12 @@ def _open(make: Callable[[int], DataLoader[Any, Any]], workers: int, state: Any)
 def _unbroken(make: Callable[[int], DataLoader[Any, Any]], workers: int, state: Any) -> tuple[_Run, list[Any]]:
     """Two epochs without a stop, and a state after each number of batches of the first, and after its end."""
     with _open(make, workers, state) as loader:
-        states = [loader.state_dict()]
+        states = [_plain(loader.state_dict())]
         epochs: list[list[Any]] = [[], []]
         for batch in loader:
             epochs[0].append(comparable(batch))
-            states.append(loader.state_dict())
-        states.append(loader.state_dict())
+            states.append(_plain(loader.state_dict()))
+        states.append(_plain(loader.state_dict()))
         if _is_map(states[0]):  # the end of a stream is not known before
             _must(states[-1] == states[-2], "the state after the last batch must not change when the loop sees the end")
         _must(states[-1]["epoch"] == states[0]["epoch"] + 1, "the state after the end must be that of the next epoch")
@@ -143,7 +148,7 @@ def _chain(make: Callable[[int], DataLoader[Any, Any]], varied: bool, whole: _Ru
         with _open(make, WORKERS[number % 3] if varied else 0, state) as loader:
             batches = iter(loader)
             found += [comparable(next(batches)) for _ in range(stop - start)]
-            state = loader.state_dict()
+            state = _plain(loader.state_dict())
             reached = {name: state[name] for name in ("epoch", "position")}
             wanted = {name: states[stop][name] for name in ("epoch", "position")}
             _must(
