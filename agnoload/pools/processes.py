@@ -30,7 +30,16 @@ from typing import Any
 from agnoload.errors import AgnoloadError, LoaderClosed, WorkerDied, WorkerTimeout, warn
 from agnoload.journal import settings
 from agnoload.messages import Reply, Request, describe_request, plain_indices
-from agnoload.pools.start import THREADS, Process, Start, interrupts_held, method_of, start_process
+from agnoload.pools.start import (
+    THREADS,
+    Process,
+    Start,
+    directory,
+    interrupts_held,
+    method_of,
+    search_path,
+    start_process,
+)
 from agnoload.pools.worker import (
     DUMP_SIGNAL,
     END,
@@ -637,10 +646,10 @@ def _tickets_in(pipe: int, nbytes: int) -> int:
 def surroundings(environment: Mapping[str, str]) -> dict[str, Any]:
     """What a worker needs to look like this process."""
     return {
-        "path": [entry or os.getcwd() for entry in sys.path],
+        "path": search_path(),
         "argv": list(sys.argv),
         "environ": {**os.environ, **THREADS, **environment},
-        "directory": os.getcwd(),
+        "directory": directory(),
         "journal": settings(),
     }
 

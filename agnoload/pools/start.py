@@ -113,6 +113,19 @@ def method_of(context: Any) -> str:
     return str(name)
 
 
+def directory() -> str:
+    """The working directory; the root where it has been removed."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return "/"
+
+
+def search_path() -> list[str]:
+    """`sys.path` for another process, wherever that one works."""
+    return [entry or directory() for entry in sys.path]
+
+
 def available_methods() -> list[str]:
     """The start methods of this platform, the default first."""
     return ["forkserver", "spawn", "fork"] if hasattr(os, "fork") else ["spawn"]
@@ -302,9 +315,8 @@ class ForkServer:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        path = [entry or os.getcwd() for entry in sys.path]
         code = (
-            f"import sys; sys.path[:] = {path!r}; from agnoload.pools.forkserver import serve; "
+            f"import sys; sys.path[:] = {search_path()!r}; from agnoload.pools.forkserver import serve; "
             f"serve({theirs.fileno()}, {os.getpid()})"
         )
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]

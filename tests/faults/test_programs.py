@@ -458,6 +458,20 @@ def test_a_forked_copy_that_outlives_the_program_does_not_keep_its_workers_alive
     one.gone()
 
 
+GONE = """
+import os, tempfile, agnoload
+folder = tempfile.mkdtemp()
+os.chdir(folder)
+os.rmdir(folder)
+for method in ("forkserver", "fork"):
+    print(sum(len(batch) for batch in agnoload.DataLoader(range(8), 2, num_workers=2, multiprocessing_context=method)))
+"""
+
+
+def test_a_program_whose_directory_was_removed_loads_all_the_same(program) -> None:
+    assert program(GONE).end() == (0, "8\n8\n", "")
+
+
 SMALL_PIPES = """
 import fcntl, os
 import agnoload
