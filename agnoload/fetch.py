@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -138,7 +139,14 @@ class Fetcher:
         if self._stream_first is not None:
             first_states(self.dataset, self._stream_first)
         if self.worker_init_fn is not None:
+            before = _attributes(self.dataset)
             self.worker_init_fn(worker)
+            if self._stream and not self._info.asked and before == _attributes(self.dataset):
+                self._generators.notices.append(
+                    f"worker_init_fn is taken to split the stream over the {self._workers} workers, but it has neither "
+                    "asked get_worker_info() nor changed the dataset: if it does not split it, every sample comes once "
+                    "for each worker. Do what it does elsewhere, or give the stream num_shards and shard(i)"
+                )
 
     # ------------------------------------------------------------------------------------------------ one request
 
@@ -373,6 +381,7 @@ class Fetcher:
                 drop_last=self._drop_last,
                 rank=self._rank,
                 failed=self._sample_failed if self._on_error != "raise" else None,
+                tried=None if self._retry is None else partial(self._again, retry=self._retry),
             )
         self._read = (request.epoch, request.batch)
         return self._reader
@@ -393,6 +402,11 @@ class Fetcher:
         elif action != "raise":
             raise OptionError(f"on_error must return 'raise' or 'skip', got {action!r}") from error
         return False
+
+
+def _attributes(dataset: Any) -> dict[str, int]:
+    """What an object holds, by identity."""
+    return {name: id(value) for name, value in getattr(dataset, "__dict__", {}).items()}
 
 
 def _named(error: BaseException, request: Request) -> BaseException:

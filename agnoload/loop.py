@@ -61,11 +61,14 @@ class Progress:
     def issued(self, number: int, plan: Plan, cut: Cut) -> None:
         self._open[number] = _Entry(plan, cut)
 
-    def answered(self, number: int, reply: Reply) -> Plan:
-        """A reply has come out of the window; gives the plan that it belongs to."""
-        plan, cut = self._open[number]
+    def answered(self, reply: Reply) -> None:
+        """A reply has come, in any order."""
+        plan, cut = self._open[reply.number]
         plan.answered(cut, reply)
-        return plan
+
+    def plan_of(self, number: int) -> Plan:
+        """The plan that a request is from."""
+        return self._open[number].plan
 
     def delivered(self, number: int) -> None:
         """A batch has reached the user, or was empty."""
@@ -244,8 +247,10 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
             popped = window.pop()
             if popped is not None:
                 number, reply = popped[0].number, popped[1]
-                plan = self.progress.answered(number, reply)
+                plan = self.progress.plan_of(number)
                 reply = self._heard(reply, plan.epoch)
+                while self._chained and not plan.foreseen and pool.ready():  # is this the last batch of the epoch?
+                    self._receive()
                 self._issue()  # workers go on while the user works
                 if reply.error is None and reply.batch is EMPTY:
                     if self._to_issue is not None:
@@ -265,9 +270,13 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
                     return None
                 self._plan = self._next_plan(self._plan.end())  # the state was one of the very end
                 continue
-            reply = pool.receive(self._timeout)
-            self._recorder.arrived(reply, self._ends)
-            window.arrived(reply)
+            self._receive()
+
+    def _receive(self) -> None:
+        reply = self._pool.receive(self._timeout)
+        self._recorder.arrived(reply, self._ends)
+        self._window.arrived(reply)
+        self.progress.answered(reply)
 
     def _heard(self, reply: Reply, epoch: int) -> Reply:
         """Take note of what was said and of what failed while a batch was loaded; that may be an error in its place."""

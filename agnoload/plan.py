@@ -43,6 +43,8 @@ class Plan:
     """
 
     number = 0
+    foreseen = True
+    """Whether it knows its last batch before all replies have come."""
 
     def __init__(self, place: Place) -> None:
         self.place = place
@@ -108,7 +110,7 @@ class Plan:
         return cut, number
 
     def answered(self, cut: Cut, reply: Reply) -> None:
-        """The reply to a batch of this plan has come out of the window."""
+        """The reply to a batch of this plan has come, in whatever order."""
 
     def delivered(self, cut: Cut) -> None:
         """The user has a batch of this plan, in whatever order."""
@@ -215,6 +217,8 @@ REST = -1
 
 class StreamedPlan(Plan):
     """The batches of a stream: `StreamPlan` says which to ask for, this speaks the loop's language to it."""
+
+    foreseen = False
 
     def __init__(
         self, place: Place, plan: StreamPlan, drop_last: bool, warn: Callable[[str], None], length: int | None

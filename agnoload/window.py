@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 
-from agnoload.messages import Reply, Request
+from agnoload.messages import EMPTY, Reply, Request
 
 
 class Window:
     """Holds at most `limit` requests between their submission and the delivery of their batch.
 
+    One whose reply turns out to hold nothing (every sample was skipped, a stream had ended) takes no room any more.
     In order, replies come out by number, whatever the order in which they arrived; otherwise as they arrived, but none
     before all of the epoch before have come out.
 
@@ -29,11 +30,12 @@ class Window:
         self._requests: dict[int, Request] = {}  # in the order of submission
         self._arrived: dict[int, Reply] = {}
         self._queue: deque[int] = deque()
+        self._hollow = 0
 
     @property
     def room(self) -> bool:
         """Whether another request may go out."""
-        return len(self._requests) < self._limit
+        return len(self._requests) - self._hollow < self._limit
 
     @property
     def waiting(self) -> int:
@@ -54,6 +56,7 @@ class Window:
         if reply.number not in self._requests or reply.number in self._arrived:
             raise RuntimeError(f"reply {reply.number} answers no open request: a pool must answer each exactly once")
         self._arrived[reply.number] = reply
+        self._hollow += _is_hollow(reply)
         if not self._in_order:
             self._queue.append(reply.number)
 
@@ -70,4 +73,9 @@ class Window:
         if reply is None:
             return None
         self._queue.remove(number)  # it is the first one, or one of the first
+        self._hollow -= _is_hollow(reply)
         return self._requests.pop(number), reply
+
+
+def _is_hollow(reply: Reply) -> bool:
+    return reply.batch is EMPTY and reply.error is None

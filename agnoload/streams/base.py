@@ -321,16 +321,22 @@ def parts_of(stream: Any) -> list[Any]:
     return list(getattr(stream, "datasets", ())) if isinstance(stream, CursorStream) else []
 
 
+def all_parts_of(stream: Any) -> Iterator[Any]:
+    """The stream itself, what it is made of, and what that is made of."""
+    waiting: list[Any] = [stream]
+    while waiting:
+        part = waiting.pop()
+        waiting += parts_of(part)
+        yield part
+
+
 def first_states(stream: Any, known: list[FirstState] | None = None) -> list[FirstState]:
     """The states that all streams of the user's in a stream had before anything was read of them, in their order.
 
     A stream may have been read in this process before it is copied to a worker: the copy is told by `known`.
     """
-    waiting: list[Any] = [stream]
     found: list[FirstState] = []
-    while waiting:
-        part = waiting.pop()
-        waiting += parts_of(part)
+    for part in all_parts_of(stream):
         if is_stateful(part):
             found.append(first_state(part, known[len(found)] if known else None))
     return found

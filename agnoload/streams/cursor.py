@@ -145,9 +145,8 @@ class ForeignCursor(Cursor):
             raise
 
     def _begin(self) -> Iterator[Any]:
-        stream, context = self._stream, seeding.current()
-        if context is not None and callable(getattr(stream, "set_epoch", None)):
-            stream.set_epoch(context.epoch)
+        stream = self._stream
+        tell_epoch(stream)
         if is_stateful(stream):
             first = first_state(stream)
             if self._state is not None:
@@ -172,6 +171,13 @@ def _stopped(stream: Any) -> SampleStopped:
         f"code inside of the stream {type(stream).__name__} raised StopIteration or GeneratorExit, which would look "
         "like the end of the data; catch it there, or use next(iterator, default)"
     )
+
+
+def tell_epoch(stream: Any) -> None:
+    """Call its `set_epoch`, if it has one, where a loader reads it."""
+    context, tell = seeding.current(), getattr(stream, "set_epoch", None)
+    if context is not None and callable(tell):
+        tell(context.epoch)
 
 
 def is_stateful(thing: Any) -> bool:

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple, Protocol
 from agnoload import seeding
 from agnoload.errors import AgnoloadError, StateError
 from agnoload.ranks import rank_and_world
-from agnoload.streams.base import first_states, lanes_of
-from agnoload.streams.cursor import Cursor, Opening, ShardsCursor, num_shards_of, open_stream
+from agnoload.streams.base import all_parts_of, first_states, lanes_of
+from agnoload.streams.cursor import Cursor, Opening, ShardsCursor, is_stream, num_shards_of, open_stream, tell_epoch
 from agnoload.streams.ranks import split_of
 from agnoload.worker_info import peek_worker_info
 
@@ -101,9 +101,9 @@ class StreamReader:
 
     `begin` is called before the first sample of each batch. `start` is what `StreamPlan.start` gave; without it reading
     begins with the epoch. `self_sharded` says that the stream splits itself, as one does that asks `get_worker_info()`
-    before its first sample. `rank` is this process's among those that train together, looked up when None. If making a
-    sample fails, `failed(error, position)` says whether to leave it out. A reader can be asked for later batches only;
-    for an earlier one make another reader.
+    before its first sample. `rank` is this process's among those that train together, looked up when None. Samples are
+    made by `tried(finish)`, where that is given; if it fails, `failed(error, position)` says whether to leave the
+    sample out. A reader can be asked for later batches only; for an earlier one make another reader.
     """
 
     def __init__(
@@ -118,6 +118,7 @@ class StreamReader:
         drop_last: bool = False,
         rank: int | None = None,
         failed: Callable[[Exception, int], bool] | None = None,
+        tried: Callable[[Callable[[Any], Any]], Callable[[Any], Any]] | None = None,
     ) -> None:
         self._stream = stream
         self._worker = worker
@@ -127,6 +128,7 @@ class StreamReader:
         self._layout = layout_of(stream, rank)
         self._drop_last = drop_last
         self._failed = failed
+        self._tried = tried
         self._tracks: dict[int, _Track] = {}
         if start is not None:
             first_states(stream, start["first"])
@@ -176,6 +178,9 @@ class StreamReader:
         self._begin(*self._taking(lane, 0))  # the stream may ask for seed and epoch
         opening = Opening(state, size=size, direct=True)
         if self._layout.lanes:
+            if not self._tracks:  # who is asked for shards is not iterated, which is when others are told
+                for stream in filter(is_stream, all_parts_of(self._stream)):
+                    tell_epoch(stream)
             shards = range(lane, num_shards_of(self._stream) or 0, self._layout.lanes)
             cursor = ShardsCursor(self._stream, shards, opening)
             return _Track(cursor, at - cursor.behind, count)
@@ -258,12 +263,13 @@ class StreamReader:
         if getattr(cursor.finish, "__func__", None) is Cursor.finish:
             return drafts  # they are samples already
         context = seeding.current()
+        make = cursor.finish if self._tried is None else self._tried(cursor.finish)
         samples = []
         for item, draft in enumerate(drafts):
             if context is not None:
                 context.item = item
             try:
-                samples.append(cursor.finish(draft))
+                samples.append(make(draft))
             except Exception as error:
                 if self._failed is None or not self._failed(error, first + item * stride):
                     raise
