@@ -88,6 +88,7 @@ class Fetcher:
         self._culprit: Failure | None = None
         self._reader: StreamReader | None = None
         self._read = (-1, -1)  # epoch and batch that the reader was asked for last
+        self._doubtful = False  # worker_init_fn has left the stream as it was
         self._getitems = None if self._stream else getitems_of(self.dataset)
         plain = self._batched and self.collate_fn is None and not self._stream
         careful = callable(self._on_error) or self._on_error != "raise" or self._retry is not None
@@ -141,12 +142,7 @@ class Fetcher:
         if self.worker_init_fn is not None:
             before = _attributes(self.dataset)
             self.worker_init_fn(worker)
-            if self._stream and not self._info.asked and before == _attributes(self.dataset):
-                self._generators.notices.append(
-                    f"worker_init_fn is taken to split the stream over the {self._workers} workers, but it has neither "
-                    "asked get_worker_info() nor changed the dataset: if it does not split it, every sample comes once "
-                    "for each worker. Do what it does elsewhere, or give the stream num_shards and shard(i)"
-                )
+            self._doubtful = self._workers > 1 and before == _attributes(self.dataset)
 
     # ------------------------------------------------------------------------------------------------ one request
 
@@ -352,6 +348,8 @@ class Fetcher:
             failures: list[Failure] = []
             portion = self._reader_for(request, failures).read(request.first, request.lane, request.size)
             samples, key = portion.samples, portion[4:7]
+            if self._doubtful and portion.self_sharded:
+                self._doubt()
             told = Told(portion.end, portion.left, portion.places, portion.state, portion.self_sharded)
         fetched = time.monotonic()
         extras: dict[str, Any] | None = None
@@ -385,6 +383,17 @@ class Fetcher:
             )
         self._read = (request.epoch, request.batch)
         return self._reader
+
+    def _doubt(self) -> None:
+        """The stream counts as split by `worker_init_fn`: say so if nothing speaks for it."""
+        self._doubtful = False
+        if self._info is not None and not self._info.asked:
+            self._generators.notices.append(
+                f"worker_init_fn is taken to split the stream over the {self._workers} workers, but nobody has asked "
+                "get_worker_info() and the stream is as it was: unless it is split in some other way, every sample "
+                "comes once for each worker. Do elsewhere what worker_init_fn does, or give the stream num_shards and "
+                "shard(i)"
+            )
 
     def _begin_batch(self, first: int, stride: int, rank: int) -> None:
         context = self._context

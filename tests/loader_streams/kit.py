@@ -127,6 +127,10 @@ def split_between(worker):
     stream.stop = min(stream.start + each, last)
 
 
+def nothing(worker):
+    """A `worker_init_fn` that does what has nothing to do with the data."""
+
+
 class Drawing(IterableDataset):
     """Each sample draws from all that it can while it is read."""
 
@@ -228,6 +232,18 @@ class WithEpoch(IterableDataset):
         return iter([self.epoch] * 3)
 
 
+class ShardsOfEpoch(Shards):
+    """Every value is a hundred more in each epoch that it is told of."""
+
+    epoch = -1
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def shard(self, number):
+        return [100 * self.epoch + value for value in super().shard(number)]
+
+
 class Rows:
     """A map-style dataset of the same numbers; writes a byte for each that is loaded."""
 
@@ -279,6 +295,20 @@ def fails_at_3_and_7(value):
     if value in (3, 7):
         raise ValueError(f"bad value {value}")
     return value
+
+
+class FailsAtFirst:
+    """Draws, and then raises an OSError at the first try for every third value."""
+
+    def __init__(self):
+        self.tried = set()
+
+    def __call__(self, value):
+        drawn = with_draws(value)
+        if value % 3 == 0 and value not in self.tried:
+            self.tried.add(value)
+            raise OSError(value)
+        return drawn
 
 
 def fails(value):

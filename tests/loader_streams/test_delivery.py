@@ -57,6 +57,20 @@ def test_c10_a_stream_split_by_worker_init_fn_is_left_alone(kit, load, everyone)
         assert sorted(flat(batches)) == list(range(8)), workers
 
 
+def test_a_worker_init_fn_that_seems_not_to_split_is_told_what_it_is_taken_for(kit, load):
+    for kind in ("process", "thread"):
+        with pytest.warns(
+            AgnoloadWarning, match="worker_init_fn is taken to split the stream over the 2 workers"
+        ) as caught:
+            batches = load(kit.Count(4), 2, epochs=2, num_workers=2, worker_type=kind, worker_init_fn=kit.nothing)
+        assert len(caught) == 1
+        assert sorted(flat(batches)) == [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3]
+        for stream in (kit.SelfSplitting(4), kit.Shards(4, 2)):
+            batches = load(stream, 2, num_workers=2, worker_type=kind, worker_init_fn=kit.nothing)
+            assert sorted(flat(batches)) == [0, 1, 2, 3]
+        assert load(kit.Count(4), 2, num_workers=1, worker_type=kind, worker_init_fn=kit.nothing) == [[0, 1], [2, 3]]
+
+
 def test_self_sharded_streams_with_uneven_shares_come_once_with_and_without_drop_last(kit, load, everyone):
     for workers in everyone:
         for drop_last in (False, True):
@@ -373,6 +387,49 @@ def test_persistent_workers_begin_every_epoch_anew_and_tell_it_to_the_stream(kit
             found = [[batch.tolist() for batch in loader] for _ in range(3)]
             assert found == [[[0, 0], [0]], [[1, 1], [1]], [[2, 2], [2]]], workers
             assert [batch.tolist() for batch in loader] == [[3, 3], [3]]
+
+
+def test_streams_with_shards_are_told_the_epoch_too(kit, everyone):
+    for workers in everyone:
+        if workers["num_workers"] == 3:
+            continue
+        for make in (
+            lambda: kit.ShardsOfEpoch(6, 2),
+            lambda: kit.ShardsOfEpoch(6, 2).map(int).shuffle(1),
+            lambda: kit.ShardsOfEpoch(6, 2).split_by_rank(0, 1) + kit.ShardsOfEpoch(0, 2),
+        ):
+            for kept in (False, True):
+                with DataLoader(make(), 3, persistent_workers=kept, **workers) as loader:
+                    found = [[batch.tolist() for batch in loader] for _ in range(2)]
+                assert found == [[[0, 2, 4], [1, 3, 5]], [[100, 102, 104], [101, 103, 105]]], (workers, kept)
+
+
+def test_a_stream_that_was_read_before_begins_at_its_beginning_everywhere(kit, load, everyone):
+    for workers in everyone:
+        stream = kit.Resumable(10)
+        for _ in zip(DataLoader(stream, 2), range(2), strict=False):
+            pass
+        assert stream.at == 6
+        assert load(stream, 4, **workers) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]], workers
+
+
+def test_kept_workers_after_an_epoch_of_a_stream_with_a_state_that_was_left_early(kit):
+    with DataLoader(kit.Resumable(10), 2, num_workers=2, persistent_workers=True) as loader:
+        next(iter(loader))
+        for _ in range(2):
+            assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
+
+
+def test_large_samples_that_are_left_over_at_the_ends_of_lanes_are_merged(kit, load, everyone):
+    def large(value):
+        return np.full((50, 1000), value, np.float32)
+
+    for workers in everyone:
+        found = list(DataLoader(kit.Shards(13, 5).map(large), 4, **workers))
+        assert [batch.shape for batch in found] == [(4, 50, 1000)] * 3 + [(1, 50, 1000)]
+        values = [int(rows[0, 0]) for batch in found for rows in batch]
+        assert sorted(values) == list(range(13))
+        assert all((rows == rows[0, 0]).all() for batch in found for rows in batch)
 
 
 def test_persistent_workers_stay_the_same_processes(kit):

@@ -6,12 +6,15 @@ import io
 import itertools
 import json
 import tarfile
+import threading
 import warnings
 
 import numpy as np
 import pytest
 
+import agnoload
 from agnoload import AgnoloadWarning, DataLoader, FileStream, StateError
+from agnoload.pools.threads import ThreadPool
 from agnoload.streams import read_lines, read_parquet, read_tar
 
 
@@ -266,6 +269,23 @@ def test_steps_over_a_stream_cross_epochs_and_resume(kit, workers):
         resumed.load_state_dict(state)
         with resumed:
             assert [batch.tolist() for batch in resumed.steps(7 - place)] == found[place + 1 :], place
+
+
+@pytest.mark.parametrize("shards", [0, 2])
+def test_c57_the_next_epoch_of_a_stream_is_asked_for_while_the_last_batches_are_used(kit, monkeypatch, shards):
+    """A loader that is always ahead of its user: whatever was asked for is there when the user asks again."""
+    begun = [threading.Event() for _ in range(3)]
+
+    def sample(value):
+        begun[agnoload.get_worker_info().epoch].set()
+        return value
+
+    monkeypatch.setattr(ThreadPool, "ready", lambda pool: bool(pool._open))
+    stream = (kit.Shards(8, shards) if shards else kit.Count(8)).map(sample)
+    steps = DataLoader(stream, 2, num_workers=2, worker_type="thread").steps(8)
+    assert [len(next(steps)) for _ in range(4)] == [2, 2, 2, 2]
+    assert begun[1].wait(60)  # nobody has asked for its first batch yet
+    assert sum(len(batch) for batch in steps) == 8
 
 
 @pytest.mark.parametrize("workers", [0, 2])
