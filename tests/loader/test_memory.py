@@ -288,7 +288,7 @@ class Heavy:
         self.array = np.ones(nbytes, np.uint8)
 
     def __len__(self) -> int:
-        return 16
+        return 64
 
     def __getitem__(self, index: int) -> Any:
         return [int(self.array.sum()), os.getpid(), private()]
@@ -307,9 +307,11 @@ def test_c39_an_array_is_packed_once_and_shared_by_all_workers(workers: int, meb
         found = list(loader)
     assert Heavy.packed == 1
     assert {total for total, _, _ in found} == {mebibytes * MIB}
-    assert max(memory for _, _, memory in found) < 25 * MIB + (
-        mebibytes * MIB if len({p for _, p, _ in found}) == 1 else 0
-    )
+    # A page that only one process has read so far counts as its own. Before the last samples were asked for, the first
+    # ones had been loaded, so the pages were read by all that took part in that.
+    readers = {process for _, process, _ in found[:32]}
+    own = 25 * MIB + (mebibytes * MIB if len(readers) == 1 else 0)
+    assert max(memory for _, process, memory in found[56:] if process in readers) < own
 
 
 def test_a_worker_s_write_to_the_dataset_is_its_own() -> None:
