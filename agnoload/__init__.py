@@ -1,8 +1,5 @@
 """A data loader for every array framework, with a core that knows none of them."""
 
-from importlib import import_module
-from typing import Any
-
 from agnoload.collate import default_collate, default_convert, register_collate
 from agnoload.datasets import (
     ArrayDataset,
@@ -63,9 +60,11 @@ from agnoload.tree import map_leaves
 from agnoload.worker_info import WorkerInfo, get_worker_info
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """`agnoload.testing`, imported when it is first asked for."""
     if name == "testing":
+        from importlib import import_module
+
         return import_module("agnoload.testing")
     raise AttributeError(f"module 'agnoload' has no attribute {name!r}")
 
