@@ -22,9 +22,11 @@ from agnoload.errors import (
     BackendUnavailable,
     CollateError,
     DatasetNotPicklable,
+    LoaderClosed,
     OptionError,
     SampleStopped,
     StateError,
+    TooManyFailed,
     WorkerDied,
     WorkerTimeout,
 )
@@ -59,6 +61,7 @@ from agnoload.streams import (
     read_parquet,
     read_tar,
 )
+from agnoload.tolerance import Retry
 from agnoload.tree import map_leaves
 from agnoload.worker_info import WorkerInfo, get_worker_info
 
@@ -94,6 +97,7 @@ __all__ = [
     "DistributedSampler",
     "FileStream",
     "IterableDataset",
+    "LoaderClosed",
     "Mixture",
     "OptionError",
     "Packed",
@@ -102,6 +106,7 @@ __all__ = [
     "Padded",
     "Ragged",
     "RandomSampler",
+    "Retry",
     "SampleStopped",
     "Sampler",
     "SequentialSampler",
@@ -111,6 +116,7 @@ __all__ = [
     "Subset",
     "SubsetRandomSampler",
     "TensorDataset",
+    "TooManyFailed",
     "WeightedRandomSampler",
     "WorkerDied",
     "WorkerInfo",
