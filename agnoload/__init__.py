@@ -19,9 +19,11 @@ from agnoload.errors import (
     BackendUnavailable,
     CollateError,
     DatasetNotPicklable,
+    LoaderClosed,
     OptionError,
     SampleStopped,
     StateError,
+    TooManyFailed,
     WorkerDied,
     WorkerTimeout,
 )
@@ -56,6 +58,7 @@ from agnoload.streams import (
     read_parquet,
     read_tar,
 )
+from agnoload.tolerance import Retry
 from agnoload.tree import map_leaves
 from agnoload.worker_info import WorkerInfo, get_worker_info
 
@@ -93,6 +96,7 @@ __all__ = [
     "DistributedSampler",
     "FileStream",
     "IterableDataset",
+    "LoaderClosed",
     "Mixture",
     "OptionError",
     "Packed",
@@ -101,6 +105,7 @@ __all__ = [
     "Padded",
     "Ragged",
     "RandomSampler",
+    "Retry",
     "SampleStopped",
     "Sampler",
     "SequentialSampler",
@@ -110,6 +115,7 @@ __all__ = [
     "Subset",
     "SubsetRandomSampler",
     "TensorDataset",
+    "TooManyFailed",
     "WeightedRandomSampler",
     "WorkerDied",
     "WorkerInfo",
