@@ -54,11 +54,13 @@ def begun(gate: str) -> int:
 
 
 def workers() -> list[psutil.Process]:
-    """All worker processes below this one."""
+    """All worker processes below this one; the fork server is none, nor is multiprocess's tracker of names."""
     found = []
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
-            if process.ppid() != os.getpid() or "forkserver import" not in " ".join(process.cmdline()):
+            line = " ".join(process.cmdline())
+            serves = "forkserver import" in line or "resource_tracker import" in line
+            if process.ppid() != os.getpid() or not serves:
                 found.append(process)
     return found
 

@@ -68,10 +68,11 @@ class Moody(Ordered):
 
     def __init__(self):
         super().__init__()
-        self.asked = itertools.count()
+        self.asked = 0
 
     def order(self, seed, epoch):
-        return ArrayOrder(np.roll(super().order(seed, epoch).indices, next(self.asked)))
+        self.asked += 1
+        return ArrayOrder(np.roll(super().order(seed, epoch).indices, self.asked))
 
 
 class WrongStep(Ordered):
@@ -137,5 +138,5 @@ def test_what_is_wrong_is_named(make, words):
 
 
 def test_a_sampler_that_cannot_be_pickled_fails():
-    with pytest.raises(Exception, match=r"(?i)pickle"):
+    with pytest.raises(Exception, match=r"(?i)pickle|local object"):
         check_sampler(Unpicklable)
