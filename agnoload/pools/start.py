@@ -326,6 +326,7 @@ class ForkServer:
                     [sys.executable, *flags, "-c", code],
                     stdin=subprocess.DEVNULL,
                     pass_fds=[theirs.fileno()],
+                    cwd=directory(),  # Python 3.13 cannot load NumPy where the directory has been removed
                     env={**os.environ, **THREADS},
                 )
         except BaseException:

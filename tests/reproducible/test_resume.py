@@ -575,13 +575,21 @@ class Shards(agnoload.IterableDataset):
             yield 100 * number + place, random.random(), np.random.random()
 
 
+class PlainShards(agnoload.IterableDataset):
+    num_shards = 5
+    lanes = 3
+
+    def shard(self, number):
+        return range(100 * number, 100 * number + 2 * number + 1)
+
+
 STREAMS = {
     "stream": Numbers,
     "with a state": Placed,
     "shards": Shards,
     "shuffled": lambda: Numbers().shuffle(5),
     "shuffled, with a state": lambda: Placed().shuffle(5),
-    "shuffled shards": lambda: Shards().shuffle(4),
+    "shuffled shards": lambda: PlainShards().shuffle(4).map(lambda x: (x, random.random(), np.random.random())),
     "mapped and filtered": lambda: Numbers().filter(lambda x: x[0] % 3).map(lambda x: (x, random.random())),
     "one after the other": lambda: agnoload.ChainDataset([Numbers(), Placed().map(lambda x: (*x, 0.0))]),
     "rank": lambda: Numbers().split_by_rank(1, 2),

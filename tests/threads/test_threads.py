@@ -450,17 +450,21 @@ PROGRAM = """
     import sys, threading
     import agnoload
 
+    stuck = threading.Event()
+
     class Slow:
         def __len__(self): return 8
         def __getitem__(self, index):
             if index == 1:
                 print("stuck", flush=True)
+                stuck.set()
                 threading.Event().wait()
             return index
 
     loader = agnoload.DataLoader(Slow(), num_workers=2, worker_type="thread")
     for batch in loader:
         if sys.argv[1] == "leave":
+            stuck.wait()
             break
     """
 
