@@ -398,16 +398,19 @@ def test_closing_wakes_a_thread_that_waits_for_a_batch(stuck):
     dataset, entered, _ = stuck
     loader = threaded(dataset, num_workers=1)
     seen = []
+    first = threading.Event()
 
     def consume():
         try:
             for batch in loader:
                 seen.append(batch.tolist())
+                first.set()
         except Exception as error:
             seen.append(type(error))
 
     consumer = threading.Thread(target=consume)
     consumer.start()
+    assert first.wait(PATIENCE)  # or closing would take the first batch away
     assert entered.wait(PATIENCE)
     loader.close()
     consumer.join(PATIENCE)
