@@ -71,6 +71,8 @@ def restore(state: Any, facts: Mapping[str, Any]) -> Place:
     """Where to go on; `StateError` with both sides if the state is not this loader's, or is none at all."""
     if not isinstance(state, Mapping):
         raise StateError(f"a state must be the dict that state_dict() gave, got {type(state).__name__}: {state!r:.200}")
+    if "version" not in state:
+        raise StateError(f"a state must be what state_dict() gave, got a dict without a version: {dict(state)!r:.200}")
     if state.get("version") != VERSION:
         raise StateError(f"this version reads states of version {VERSION}, got version {state.get('version')!r}")
     saved = state.get("facts")
