@@ -151,7 +151,7 @@ def _chain(make: Callable[[int], DataLoader[Any, Any]], varied: bool, whole: _Ru
             state = _plain(loader.state_dict())
             reached = {name: state[name] for name in ("epoch", "position")}
             wanted = {name: states[stop][name] for name in ("epoch", "position")}
-            _must(  # out of order it depends on which batches were ready first; what comes then is compared all the same
+            _must(  # out of order it depends on which batches were ready first; what follows is compared all the same
                 reached == wanted or not whole.in_order,
                 f"after {stop} batches in {number + 1} parts the state has {reached}, not {wanted}",
             )
