@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -39,7 +40,7 @@ def resources() -> tuple[int, int, int]:
 
 
 def chaos(epochs: int, method: str, seed: int) -> None:
-    """A kill at a random moment of every epoch, over kept workers and over fresh ones."""
+    """A kill at a random moment of every epoch."""
     rng = random.Random(seed)
     options = {"shuffle": True, "seed": 11, "collate_fn": collate}
     calm = DataLoader(Draws(), 2, **options)
@@ -64,6 +65,12 @@ def chaos(epochs: int, method: str, seed: int) -> None:
     loader.close()
 
 
+def kill(process: int) -> None:
+    """By its descriptor: its number may be that of another by now."""
+    with contextlib.suppress(ProcessLookupError):
+        signal.pidfd_send_signal(process, signal.SIGKILL)
+
+
 @pytest.mark.parametrize("method", ["forkserver", "fork"])
 def test_an_epoch_in_which_a_worker_is_killed_is_bit_identical(method) -> None:
     chaos(4, method, seed=1)
@@ -80,18 +87,17 @@ def test_two_hundred_epochs_in_which_a_worker_is_killed_are_bit_identical_and_no
 def test_kills_at_moments_that_nobody_chose(seed) -> None:
     """A thread kills workers by the clock, so deaths come between any two lines."""
     rng = random.Random(seed)
-    stop = threading.Event()
     calm = list(DataLoader(Draws(), 2, shuffle=True, seed=11, collate_fn=collate))
     for _ in range(40):
         loader = DataLoader(Draws(), 2, shuffle=True, seed=11, collate_fn=collate, num_workers=2, max_worker_restarts=1)
         batches = iter(loader)
-        pids = list(batches._pool.pids().values())
-        timer = threading.Timer(rng.random() * 0.03, os.kill, (rng.choice(pids), signal.SIGKILL))
+        victim = os.pidfd_open(rng.choice(list(batches._pool.pids().values())))
+        timer = threading.Timer(rng.random() * 0.03, kill, (victim,))
         timer.start()
         assert list(map(bits, batches)) == list(map(bits, calm))
         timer.join()
         loader.close()
-    stop.set()
+        os.close(victim)
 
 
 MILLION = """
