@@ -261,7 +261,9 @@ def test_the_death_of_an_idle_worker_is_an_error(deed: str, method: str, tmp_pat
 @pytest.mark.parametrize("method", STARTED)
 def test_a_stopped_worker_does_not_outlive_its_loader(method: str, tmp_path) -> None:
     os.mkfifo(tmp_path / "meet")
-    loader = DataLoader(Rendezvous(str(tmp_path / "meet")), 1, num_workers=2, multiprocessing_context=method, timeout=5)
+    loader = DataLoader(
+        Rendezvous(str(tmp_path / "meet")), 1, num_workers=2, multiprocessing_context=method, timeout=PATIENCE[method]
+    )
     batches = iter(loader)
     (idle,) = next(batches).tolist()
     os.kill(idle, signal.SIGSTOP)
