@@ -12,6 +12,7 @@ import numpy as np
 
 from agnoload.errors import AgnoloadWarning, OptionError
 from agnoload.pools.start import method_of
+from agnoload.samplers.sampler import flag
 from agnoload.seeding import check_seed
 from agnoload.streams import is_stream
 from agnoload.tolerance import Retry, check_max_failed, check_retry
@@ -80,8 +81,8 @@ def check_options(
     if batch_size is not None:
         batch_size = _integer("batch_size", batch_size, 1, "a positive int or None")
     if shuffle is not None:
-        shuffle = _flag("shuffle", shuffle)
-    drop_last = _flag("drop_last", drop_last)
+        shuffle = flag("shuffle", shuffle)
+    drop_last = flag("drop_last", drop_last)
     for name, value in (("collate_fn", collate_fn), ("worker_init_fn", worker_init_fn)):
         if value is not None and not callable(value):
             raise OptionError(f"{name} must be callable or None, got {value!r}")
@@ -124,7 +125,7 @@ def check_options(
         batch_sampler=batch_sampler,
         num_workers=_workers(num_workers),
         collate_fn=collate_fn,
-        pin_memory=_flag("pin_memory", pin_memory),
+        pin_memory=flag("pin_memory", pin_memory),
         drop_last=drop_last,
         timeout=_seconds(timeout),
         worker_init_fn=worker_init_fn,
@@ -133,8 +134,8 @@ def check_options(
         prefetch_factor=2
         if prefetch_factor is None
         else _integer("prefetch_factor", prefetch_factor, 1, "a positive int"),
-        persistent_workers=_flag("persistent_workers", persistent_workers),
-        in_order=_flag("in_order", in_order),
+        persistent_workers=flag("persistent_workers", persistent_workers),
+        in_order=flag("in_order", in_order),
         device=device,
         seed=seed,
         worker_type=worker_type,
@@ -202,12 +203,6 @@ def _integer(name: str, value: Any, low: int, what: str) -> int:
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)) or value < low:
         raise OptionError(f"{name} must be {what}, got {value!r}")
     return int(value)
-
-
-def _flag(name: str, value: Any) -> bool:
-    if not isinstance(value, (bool, np.bool_)):
-        raise OptionError(f"{name} must be a bool, got {value!r}")
-    return bool(value)
 
 
 def _seconds(value: Any) -> float | None:

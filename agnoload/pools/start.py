@@ -134,7 +134,21 @@ def available_methods() -> list[str]:
 # ---------------------------------------------------------------------------------------------- through a context
 
 
-class _ContextProcess:
+class _Killable:
+    """How both kinds of process are sent a signal."""
+
+    pid: int
+
+    def exitcode(self) -> int | None:
+        raise NotImplementedError
+
+    def kill(self, number: int) -> None:
+        if self.exitcode() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+
+class _ContextProcess(_Killable):
     def __init__(self, context: Any, start: Start, extra: list[int], inherited: Any) -> None:
         args: tuple[Any, ...] = (*start[:3], [*start[3:], *extra], inherited)
         if context.get_start_method() != "fork":
@@ -174,11 +188,6 @@ class _ContextProcess:
                 self.rss = rss if rss > self._counted * 1.01 else None
             self._process._popen.returncode = self._exitcode
         return self._exitcode
-
-    def kill(self, number: int) -> None:
-        if self.exitcode() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, number)
 
     def close(self) -> None:
         if self._pidfd >= 0:
@@ -247,7 +256,7 @@ def _environment(values: dict[str, str]) -> Iterator[None]:
 # ---------------------------------------------------------------------------------------------- the fork server
 
 
-class _ServedProcess:
+class _ServedProcess(_Killable):
     """A worker that the fork server has forked: a pipe brings its pid, and at its end its status and memory."""
 
     def __init__(self, status: int) -> None:
@@ -279,11 +288,6 @@ class _ServedProcess:
                 _wait_for_end(self.pid, 1.0)
                 self._exitcode = -signal.SIGKILL
         return self._exitcode
-
-    def kill(self, number: int) -> None:
-        if self.exitcode() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, number)
 
     def close(self) -> None:
         if self.sentinel >= 0:
@@ -412,6 +416,21 @@ def release_server(user: Any) -> None:
         if not _users and _current is not None:
             _current.stop()
             _current = None
+
+
+class _Keeper:
+    """Who uses the fork server for no loader's sake."""
+
+
+@contextlib.contextmanager
+def kept_server() -> Iterator[None]:
+    """Keep the fork server while many loaders come and go, so that it is not started for each of them anew."""
+    keeper = _Keeper()
+    use_server(keeper)
+    try:
+        yield
+    finally:
+        release_server(keeper)
 
 
 def _forget() -> None:

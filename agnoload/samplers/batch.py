@@ -8,11 +8,11 @@ from typing import Any
 
 from agnoload.errors import OptionError
 from agnoload.samplers.order import BatchedOrder, BatchOrder
-from agnoload.samplers.sampler import SeededSampler, flag, is_transparent, positive
+from agnoload.samplers.sampler import AroundSampler, SeededSampler, flag, is_transparent, positive
 from agnoload.words import brief
 
 
-class BatchSampler(SeededSampler[list[int]]):
+class BatchSampler(AroundSampler[list[int]]):
     """What `sampler` yields, in lists of `batch_size`; the last may be shorter, and is left out with `drop_last`.
 
     `sampler` is any iterable of keys. Seed, epoch and everything else are its own.
@@ -37,7 +37,7 @@ class BatchSampler(SeededSampler[list[int]]):
         self.default_seed = getattr(sampler, "default_seed", None)
 
     def __len__(self) -> int:
-        items = len(self.sampler)  # type: ignore[arg-type]  # an iterable without a length: its own TypeError says so
+        items = len(self.sampler)  # an iterable without a length: its own TypeError says so
         return items // self.batch_size if self.drop_last else -(-items // self.batch_size)
 
     def batches(self, seed: int, epoch: int) -> BatchOrder:
@@ -58,19 +58,6 @@ class BatchSampler(SeededSampler[list[int]]):
     def seed(self) -> int | None:
         return self.sampler.seed if isinstance(self.sampler, SeededSampler) else None
 
-    @property
-    def sees_through(self) -> bool:
-        return super().sees_through and is_transparent(self.sampler)
-
-    def set_epoch(self, epoch: int) -> None:
-        super().set_epoch(epoch)
-        set_epoch_inside(self.sampler, epoch)
-
-    def pop_epoch(self) -> int | None:
-        inside = self.sampler.pop_epoch() if isinstance(self.sampler, SeededSampler) else None
-        asked = super().pop_epoch()
-        return inside if asked is None else asked
-
     def _walk(self, epoch: int) -> Iterator[list[Any]]:
         return super()._walk(epoch) if is_transparent(self.sampler) else self._cut(iter(self.sampler))
 
@@ -81,10 +68,3 @@ class BatchSampler(SeededSampler[list[int]]):
 
     def __repr__(self) -> str:
         return f"BatchSampler({brief(self.sampler)}, {self.batch_size}, drop_last={self.drop_last})"
-
-
-def set_epoch_inside(sampler: Any, epoch: int) -> None:
-    """Pass the epoch on to a sampler, also a stranger's, if it can be told."""
-    tell = getattr(sampler, "set_epoch", None)
-    if callable(tell):
-        tell(epoch)

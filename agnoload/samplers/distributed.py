@@ -14,15 +14,14 @@ from agnoload.errors import AgnoloadWarning, OptionError
 from agnoload.protocols import IndexArray
 from agnoload.ranks import check_rank, rank_and_world
 from agnoload.samplers.basic import RandomSampler, SequentialSampler
-from agnoload.samplers.batch import set_epoch_inside
 from agnoload.samplers.order import BatchOrder, Order
-from agnoload.samplers.sampler import SeededSampler, flag, is_sampler, is_transparent
+from agnoload.samplers.sampler import AroundSampler, SeededSampler, flag, is_sampler, is_transparent
 from agnoload.words import brief
 
 Tail = Literal["pad", "drop", "keep"]
 
 
-class DistributedSampler(SeededSampler[Any]):
+class DistributedSampler(AroundSampler[Any]):
     """The share of one of `num_replicas` processes: every `num_replicas`-th index, from number `rank` on.
 
     `dataset_or_sampler` is a dataset (anything with `len`), shuffled unless `shuffle=False`; or any sampler, whose own
@@ -118,19 +117,6 @@ class DistributedSampler(SeededSampler[Any]):
         if self._seed is None and isinstance(self.sampler, SeededSampler):
             return self.sampler.seed
         return self._seed
-
-    @property
-    def sees_through(self) -> bool:
-        return super().sees_through and is_transparent(self.sampler)
-
-    def set_epoch(self, epoch: int) -> None:
-        super().set_epoch(epoch)
-        set_epoch_inside(self.sampler, epoch)
-
-    def pop_epoch(self) -> int | None:
-        inside = self.sampler.pop_epoch() if isinstance(self.sampler, SeededSampler) else None
-        asked = super().pop_epoch()
-        return inside if asked is None else asked
 
     def _walk(self, epoch: int) -> Iterator[Any]:
         if is_transparent(self.sampler):

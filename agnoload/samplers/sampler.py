@@ -175,6 +175,27 @@ class SeededSampler(Sampler[T_co]):
         return f"{type(self).__name__}({', '.join((*words, *seed))})"
 
 
+class AroundSampler(SeededSampler[T_co]):
+    """A sampler that yields what another one, `sampler`, says: what it is told of epochs reaches that one too."""
+
+    sampler: Any
+
+    @property
+    def sees_through(self) -> bool:
+        return super().sees_through and is_transparent(self.sampler)
+
+    def set_epoch(self, epoch: int) -> None:
+        super().set_epoch(epoch)
+        tell = getattr(self.sampler, "set_epoch", None)  # a stranger's may have none
+        if callable(tell):
+            tell(epoch)
+
+    def pop_epoch(self) -> int | None:
+        inside = self.sampler.pop_epoch() if isinstance(self.sampler, SeededSampler) else None
+        asked = super().pop_epoch()
+        return inside if asked is None else asked
+
+
 def walk(order: Order) -> Iterator[int]:
     """The indices of an order as Python ints, never more than a block of them at once."""
     for start in range(0, len(order), BLOCK):

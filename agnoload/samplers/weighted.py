@@ -11,7 +11,7 @@ from agnoload.errors import OptionError
 from agnoload.protocols import IndexArray
 from agnoload.samplers.basic import DRAWS, ChunkedOrder
 from agnoload.samplers.order import ArrayOrder, Order
-from agnoload.samplers.sampler import SeededSampler, digest, positive, vector
+from agnoload.samplers.sampler import SeededSampler, digest, flag, positive, vector
 from agnoload.seeding import Purpose, generator
 
 Floats = npt.NDArray[np.float64]
@@ -43,10 +43,8 @@ class WeightedRandomSampler(SeededSampler[int]):
         seed: int | None = None,
     ) -> None:
         super().__init__(seed=seed, generator=generator)
-        if not isinstance(replacement, (bool, np.bool_)):
-            raise OptionError(f"replacement must be a bool, got {replacement!r}")
+        self.replacement = flag("replacement", replacement)
         self.num_samples = positive("num_samples", num_samples)
-        self.replacement = bool(replacement)
         array = _checked(weights)
         self.data_length = len(array)
         if replacement:

@@ -14,7 +14,7 @@ import numpy as np
 
 from agnoload import plugins
 from agnoload.errors import AgnoloadWarning
-from agnoload.pools.start import release_server, use_server
+from agnoload.pools.start import kept_server
 from agnoload.tree import map_leaves, path_text, walk
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def check_resume(make_loader: Callable[..., DataLoader[Any, Any]]) -> None:
     >>> check_resume(lambda: agnoload.DataLoader(range(10), 4, shuffle=True))
     """
     make, varied = _maker(make_loader)
-    with _one_server(), warnings.catch_warnings():
+    with kept_server(), warnings.catch_warnings():
         warnings.simplefilter("ignore", AgnoloadWarning)  # that a stream is read again, say
         whole, states = _unbroken(make, WORKERS[0], None)
         runs = [states]
@@ -48,21 +48,6 @@ def check_resume(make_loader: Callable[..., DataLoader[Any, Any]]) -> None:
         for k in range(len(states)):
             _resume_at(make, WORKERS[k % 3] if varied else 0, whole, k, runs[k % len(runs)][k])
         _chain(make, varied, whole, states)
-
-
-class _User:
-    """Somebody who wants the fork server."""
-
-
-@contextmanager
-def _one_server() -> Iterator[None]:
-    """Not a new fork server for each of so many loaders."""
-    user = _User()
-    use_server(user)
-    try:
-        yield
-    finally:
-        release_server(user)
 
 
 class _Run(NamedTuple):

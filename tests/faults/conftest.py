@@ -15,23 +15,17 @@ from typing import IO, Any
 import psutil
 import pytest
 
-from agnoload.pools.start import release_server, use_server
+from agnoload.pools.start import kept_server
 
 PATIENCE = 30.0
 """A bound against hanging, not a measure."""
 
 
-class _User:
-    pass
-
-
 @pytest.fixture(scope="module", autouse=True)
 def server() -> Iterator[None]:
     """Loaders of one module share a fork server, instead of starting one each."""
-    user = _User()
-    use_server(user)
-    yield
-    release_server(user)
+    with kept_server():
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -23,7 +23,7 @@ from agnoload import (
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
-from agnoload.pools.start import release_server, use_server
+from agnoload.pools.start import kept_server
 
 N = 26
 LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(4), (11, 2, 8, 5)))
@@ -51,17 +51,11 @@ BATCH_SAMPLERS: dict[str, Callable[[], Any]] = {
 }
 
 
-class _User:
-    pass
-
-
 @pytest.fixture(scope="module", autouse=True)
 def server() -> Iterator[None]:
     """Loaders of one module share a fork server, instead of starting one each."""
-    user = _User()
-    use_server(user)
-    yield
-    release_server(user)
+    with kept_server():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -13,22 +13,16 @@ import numpy as np
 import pytest
 
 from agnoload import DataLoader
-from agnoload.pools.start import release_server, use_server
+from agnoload.pools.start import kept_server
 
 WORKERS = [(0, "process"), (1, "process"), (2, "process"), (3, "process"), (1, "thread"), (2, "thread"), (3, "thread")]
-
-
-class _User:
-    pass
 
 
 @pytest.fixture(scope="module", autouse=True)
 def server() -> Iterator[None]:
     """Loaders of one module share a fork server, instead of starting one each."""
-    user = _User()
-    use_server(user)
-    yield
-    release_server(user)
+    with kept_server():
+        yield
 
 
 @pytest.fixture(scope="session")

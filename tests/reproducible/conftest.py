@@ -6,16 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from agnoload.pools.start import release_server, use_server
-
-
-class _User:
-    pass
+from agnoload.pools.start import kept_server
 
 
 @pytest.fixture(scope="package", autouse=True)
 def one_fork_server() -> Iterator[None]:
-    user = _User()
-    use_server(user)
-    yield
-    release_server(user)
+    with kept_server():
+        yield
