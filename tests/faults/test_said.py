@@ -150,7 +150,7 @@ def test_each_distinct_warning_comes_once_a_loader(method) -> None:
         with DataLoader(Talks(say), 2, num_workers=2, multiprocessing_context=method) as loader:
             for _ in range(2):
                 list(loader)
-    caught = [warning for warning in caught if "multi-threaded" not in str(warning.message)]
+    caught = [warning for warning in caught if "fork()" not in str(warning.message)]  # Python's and JAX's, of the start
     assert sorted(str(warning.message) for warning in caught) == ["sample 0 is odd", "sample 1 is odd"]
     assert {warning.category for warning in caught} == {RuntimeWarning}
     assert {warning.filename for warning in caught} == {__file__}
