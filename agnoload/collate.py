@@ -51,7 +51,11 @@ def collate(samples: Iterable[Any], empty: Empty = np.empty, special: Special | 
 
     `CollateError` names the path to the field and, as `items`, the places of two samples that do not fit together.
     """
-    column = list(samples)
+    try:
+        iterator = iter(samples)
+    except TypeError:
+        raise CollateError(f"a batch must be made of a list of samples, got {type(samples).__name__}") from None
+    column = list(iterator)
     if not column:
         raise CollateError("a batch needs at least one sample, got none")
     return _collate(column, (), Run(empty, special))

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agnoload import plugins
+from agnoload.arguments import integer, number
 from agnoload.auto import ENOUGH, Choice, adjusted, choose_for_stream, choose_workers
 from agnoload.cores import usable_cores, usable_memory
 from agnoload.datasets import find_caches, find_large_lists
@@ -402,9 +403,7 @@ class DataLoader(Generic[SampleT, BatchT]):
         >>> [len(batch) for batch in DataLoader(range(10), 4).steps(5)]
         [4, 4, 2, 4, 4]
         """
-        if isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n < 0:
-            raise OptionError(f"steps must be a non-negative int, got {n!r}")
-        return self._iterate(int(n))
+        return self._iterate(integer("steps", n, 0, "a non-negative int"))
 
     def _iterate(self, limit: int | None) -> LoaderIterator[BatchT]:
         self._adjust_workers()
@@ -680,7 +679,7 @@ class DataLoader(Generic[SampleT, BatchT]):
         one batch again and again: ... batches/s, the most that it can give
         ...
         """
-        half = max(float(seconds), 0.02) / 2
+        half = max(number("seconds", seconds, 0, "a number of seconds, not negative"), 0.02) / 2
         with self._twin(self.num_workers) as twin:
             alone, first = _rate(lambda: twin, half)
             told = twin.stats()

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
+from agnoload.arguments import flag, integer, number, word
 from agnoload.errors import AgnoloadWarning, OptionError
 from agnoload.pools.start import method_of
-from agnoload.samplers.sampler import flag
 from agnoload.seeding import check_seed
 from agnoload.streams import is_stream
 from agnoload.tolerance import Retry, check_max_failed, check_retry
@@ -79,7 +76,7 @@ def check_options(
     """Check every option by itself and against the others; `OptionError` for the first that cannot work."""
     stream = _is_stream(dataset, sampler is not None or batch_sampler is not None)
     if batch_size is not None:
-        batch_size = _integer("batch_size", batch_size, 1, "a positive int or None")
+        batch_size = integer("batch_size", batch_size, 1, "a positive int or None")
     if shuffle is not None:
         shuffle = flag("shuffle", shuffle)
     drop_last = flag("drop_last", drop_last)
@@ -105,8 +102,8 @@ def check_options(
             f"sampler must yield indices, got {sampler!r}, which yields batches: pass it as batch_sampler"
         )
     if not callable(on_error):
-        _word("on_error", on_error, ("raise", "skip", "replace"), " or a callable")
-    _word("worker_type", worker_type, ("process", "thread"))
+        word("on_error", on_error, ("raise", "skip", "replace"), "a callable")
+    word("worker_type", worker_type, ("process", "thread"))
     if seed is not None:
         seed = check_seed(seed)
         if generator is not None:
@@ -127,20 +124,20 @@ def check_options(
         collate_fn=collate_fn,
         pin_memory=flag("pin_memory", pin_memory),
         drop_last=drop_last,
-        timeout=_seconds(timeout),
+        timeout=number("timeout", timeout, 0, "a number of seconds, not negative (0: no limit)") or None,
         worker_init_fn=worker_init_fn,
         context=multiprocessing_context,
         generator=generator,
         prefetch_factor=2
         if prefetch_factor is None
-        else _integer("prefetch_factor", prefetch_factor, 1, "a positive int"),
+        else integer("prefetch_factor", prefetch_factor, 1, "a positive int"),
         persistent_workers=flag("persistent_workers", persistent_workers),
         in_order=flag("in_order", in_order),
         device=device,
         seed=seed,
         worker_type=worker_type,
         on_error=on_error,
-        max_worker_restarts=_integer("max_worker_restarts", max_worker_restarts, 0, "a non-negative int"),
+        max_worker_restarts=integer("max_worker_restarts", max_worker_restarts, 0, "a non-negative int"),
         retry=check_retry(retry),
         max_failed=check_max_failed(max_failed),
     )
@@ -191,25 +188,7 @@ def _check_batch_sampler(batch_size: Any, shuffle: Any, sampler: Any, drop_last:
 def _workers(value: Any) -> int | None:
     if isinstance(value, str) and value == "auto":
         return None
-    return _integer("num_workers", value, 0, "a non-negative int or 'auto'")
-
-
-def _word(name: str, value: Any, words: Sequence[str], more: str = "") -> None:
-    if not isinstance(value, str) or value not in words:
-        raise OptionError(f"{name} must be {', '.join(map(repr, words[:-1]))} or {words[-1]!r}{more}, got {value!r}")
-
-
-def _integer(name: str, value: Any, low: int, what: str) -> int:
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)) or value < low:
-        raise OptionError(f"{name} must be {what}, got {value!r}")
-    return int(value)
-
-
-def _seconds(value: Any) -> float | None:
-    """The timeout; None for torch's 0, which means without limit."""
-    if isinstance(value, bool) or not isinstance(value, (int, float, np.number)) or not 0 <= value < math.inf:
-        raise OptionError(f"timeout must be a number of seconds, not negative (0: no limit), got {value!r}")
-    return float(value) or None
+    return integer("num_workers", value, 0, "a non-negative int or 'auto'")
 
 
 def _warn(text: str) -> None:

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from agnoload.arguments import integer, members, positive, word
 from agnoload.collate import (
     JOINED_BYTES,
     Column,
@@ -127,7 +128,7 @@ class Ragged:
         Raises `CollateError`, with the places of two items, when other axes or dtypes differ; strings of unequal width
         are widened. The rows are copied once, into what `empty(shape, dtype)` gives.
         """
-        rows = _rows(list(items), (), 0)
+        rows = _rows(list(members("the items of a Ragged", items, "an iterable of arrays")), (), 0)
         return _ragged(*_pack(rows, empty))
 
     @classmethod
@@ -380,10 +381,8 @@ def _index(key: Any) -> Any:
 
 
 def _check_padding(side: str, multiple_of: int) -> None:
-    if side not in ("left", "right"):
-        raise OptionError(f"side must be 'left' or 'right', got {side!r}")
-    if isinstance(multiple_of, bool) or not isinstance(multiple_of, (int, np.integer)) or multiple_of < 1:
-        raise OptionError(f"multiple_of must be a positive int, got {multiple_of!r}")
+    word("side", side, ("left", "right"))
+    positive("multiple_of", multiple_of)
 
 
 def _pack(rows: _Rows, empty: Empty, value: Any = 0, multiple_of: int = 1) -> tuple[Array, IndexArray]:
@@ -487,20 +486,22 @@ def ragged_collate(
     >>> ragged_collate("packed")(samples)
     {'tokens': Packed(values=array([5, 6, 7, 8]), offsets=array([0, 3, 4])), 'label': array([0, 1])}
     """
-    if form not in ("padded", "packed", "list"):
-        raise OptionError(f"form must be 'padded', 'packed' or 'list', got {form!r}")
+    word("form", form, ("padded", "packed", "list"))
     _check_padding(side, multiple_of)
-    named = None if fields is None else (fields,) if isinstance(fields, (str, int)) else tuple(fields)
+    if not isinstance(fields, (str, int, type(None))):
+        fields = tuple(members("fields", fields, "a name, names or None"))
+    named = (fields,) if isinstance(fields, (str, int)) else fields
     axes, axis = (dict(axis), 0) if isinstance(axis, Mapping) else ({}, axis)
     fills, value = (dict(value), 0) if isinstance(value, Mapping) else ({}, value)
+    if shift is not None and not isinstance(shift, Mapping):
+        raise OptionError(f"shift must name for each index field what it counts, {{field: counted}}, got {shift!r}")
     shift = dict(shift or {})
     for option, mapping in (("shift", shift), ("axis", axes), ("value", fills)):
         for name in mapping:
             if named is not None and name not in named:
                 raise OptionError(f"{option} names the field {name!r}, which must be one of fields={list(named)!r}")
     for number in (axis, *axes.values()):
-        if isinstance(number, bool) or not isinstance(number, (int, np.integer)) or number < 0:
-            raise OptionError(f"axis must be a non-negative int, or one for each field, got {number!r}")
+        integer("axis", number, 0, "a non-negative int, or one for each field")
     return RaggedCollate(form, named, shift, axes, fills, axis, value, side, multiple_of)
 
 
@@ -734,8 +735,7 @@ def pack_sequences(lengths: Any, capacity: int) -> PackedRows:
 
 
 def _checked_lengths(lengths: Any, capacity: int) -> IndexArray:
-    if isinstance(capacity, bool) or not isinstance(capacity, (int, np.integer)) or capacity < 1:
-        raise OptionError(f"capacity must be a positive int, got {capacity!r}")
+    positive("capacity", capacity)
     array = np.asarray(lengths)
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         raise OptionError(f"lengths must be a flat list of integers, got shape {array.shape} and dtype {array.dtype}")

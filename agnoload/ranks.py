@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+import numpy as np
+
 from agnoload.errors import OptionError
 
 VARIABLES = (
@@ -59,6 +61,7 @@ def local_world_size(environ: Mapping[str, str] | None = None) -> int:
 
 def check_rank(rank: int, world: int, where: str) -> tuple[int, int]:
     """`(rank, world)` if they can be, else `OptionError` that begins with `where`."""
-    if world < 1 or not 0 <= rank < world:
-        raise OptionError(f"{where} must satisfy 0 <= rank < world size, got rank {rank} and world size {world}")
-    return rank, world
+    numbers = all(isinstance(number, (int, np.integer)) for number in (rank, world))
+    if not numbers or world < 1 or not 0 <= rank < world:
+        raise OptionError(f"{where} must satisfy 0 <= rank < world size, got rank {rank!r} and world size {world!r}")
+    return int(rank), int(world)

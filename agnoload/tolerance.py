@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from agnoload.arguments import number, positive
 from agnoload.errors import OptionError, TooManyFailed
 from agnoload.messages import Failure
 
@@ -37,12 +37,9 @@ class Retry:
         kinds = self.errors if isinstance(self.errors, tuple) else (self.errors,)
         if not kinds or not all(isinstance(kind, type) and issubclass(kind, Exception) for kind in kinds):
             raise OptionError(f"retry must be for an exception type or a tuple of them, got {self.errors!r}")
-        if isinstance(self.times, bool) or not isinstance(self.times, int) or self.times < 1:
-            raise OptionError(f"times of a Retry must be a positive int, got {self.times!r}")
+        positive("times of a Retry", self.times)
         for name, low in (("wait", 0.0), ("factor", 1.0), ("longest", 0.0)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value < math.inf:
-                raise OptionError(f"{name} of a Retry must be a number from {low:g} on, got {value!r}")
+            number(f"{name} of a Retry", getattr(self, name), low, f"a number from {low:g} on")
 
     @property
     def pauses(self) -> tuple[float, ...]:

@@ -49,9 +49,9 @@ class Dataset(Generic[T_co]):
     def __repr__(self) -> str:
         return counted(self)
 
-    def map(self, function: Callable[[T_co], R]) -> MappedDataset[R]:
-        """This dataset with each sample replaced by `function(sample)`, called when the sample is loaded."""
-        return MappedDataset(self, function)
+    def map(self, fn: Callable[[T_co], R]) -> MappedDataset[R]:
+        """This dataset with each sample replaced by `fn(sample)`, called when the sample is loaded."""
+        return MappedDataset(self, fn)
 
 
 class Forwarding:

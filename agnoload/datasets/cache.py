@@ -21,9 +21,9 @@ import cloudpickle
 import numpy as np
 import numpy.typing as npt
 
+from agnoload.arguments import positive
 from agnoload.datasets.base import Dataset, checked_index, length_of
-from agnoload.errors import AgnoloadWarning, OptionError
-from agnoload.seeding import check_seed
+from agnoload.errors import AgnoloadWarning
 from agnoload.transport.shared import SharedFile, is_sending
 from agnoload.typed import Samples
 from agnoload.words import brief
@@ -58,10 +58,8 @@ class CachedDataset(Dataset[T_co]):
 
     def __init__(self, dataset: Samples[T_co], max_bytes: int) -> None:
         self.dataset: Any = dataset
-        self.max_bytes = check_seed(max_bytes, "max_bytes of CachedDataset")
+        self.max_bytes = positive("max_bytes of CachedDataset", max_bytes)
         self._length = length_of(dataset, "CachedDataset")
-        if not self.max_bytes:
-            raise OptionError("max_bytes of CachedDataset must be a positive int, got 0")
         self._map_memory(None)
 
     def _map_memory(self, shared: SharedFile | None) -> None:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar, overload
 import numpy as np
 import numpy.typing as npt
 
+from agnoload.arguments import members
 from agnoload.datasets.arrays import Row
 from agnoload.datasets.base import (
     Dataset,
@@ -111,7 +112,7 @@ class ConcatDataset(Dataset[T_co], Forwarding):
     @overload  # of different kinds
     def __init__(self: ConcatDataset[Any], datasets: Iterable[Any]) -> None: ...
     def __init__(self, datasets: Iterable[Any]) -> None:
-        self.datasets: list[Any] = list(datasets)
+        self.datasets: list[Any] = list(members("the datasets of a ConcatDataset", datasets, "an iterable of datasets"))
         if not self.datasets:
             raise OptionError("ConcatDataset needs at least one dataset, got none")
         self.cumulative_sizes = list(accumulate(length_of(part, "ConcatDataset") for part in self.datasets))

@@ -11,6 +11,7 @@ from typing import Any, Literal, SupportsIndex, TypeVar, overload
 import numpy as np
 import numpy.typing as npt
 
+from agnoload.arguments import members
 from agnoload.datasets.base import Dataset
 from agnoload.errors import OptionError
 from agnoload.protocols import IndexArray
@@ -43,7 +44,7 @@ class PackedList(Dataset[T], Sequence[T]):
     def __init__(self, iterable: Iterable[T]) -> None:
         if isinstance(iterable, (str, bytes)):
             raise OptionError(f"PackedList needs an iterable of items, got one {type(iterable).__name__}")
-        kind, buffer, offsets = _pack(iter(iterable))
+        kind, buffer, offsets = _pack(iter(members("PackedList", iterable, "made of an iterable of items")))
         self._fill(kind, buffer, offsets, range(len(offsets) - 1))
 
     def _fill(self, kind: Kind, buffer: npt.NDArray[np.uint8], offsets: IndexArray, places: range) -> None:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from agnoload.arguments import members
 from agnoload.datasets.base import length_of
 from agnoload.datasets.combine import Subset
 from agnoload.errors import OptionError
@@ -43,7 +44,7 @@ def random_split(dataset: Samples[S], lengths: Sequence[float], generator: Any =
     [0, 1, 2, 3, 4]
     """
     total = length_of(dataset, "random_split")
-    sizes = _sizes(list(lengths), total)
+    sizes = _sizes(list(members("the lengths of random_split", lengths, "numbers of samples, or fractions")), total)
     order = _numpy_generator(generator).permutation(total).astype(np.int64, copy=False)
     ends = np.cumsum([0, *sizes])
     return [Subset(dataset, order[start:end]) for start, end in pairwise(ends.tolist())]

@@ -11,12 +11,13 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from agnoload.arguments import integer, positive, word
 from agnoload.errors import OptionError
 from agnoload.protocols import IndexArray
 from agnoload.samplers.classes import Groups
 from agnoload.samplers.order import BatchOrder, EqualBatches
 from agnoload.samplers.rounds import Rounds
-from agnoload.samplers.sampler import SeededSampler, positive
+from agnoload.samplers.sampler import SeededSampler
 from agnoload.seeding import Purpose, Rewinder
 
 _EPSILON = 1e-9
@@ -96,10 +97,8 @@ class BalancedBatchSampler(SeededSampler[list[int]]):
         generator: Any = None,
     ) -> None:
         super().__init__(seed=seed, generator=generator)
-        if kind not in ("fixed", "random"):
-            raise OptionError(f"kind must be 'fixed' or 'random', got {kind!r}")
-        if isinstance(min_per_class, bool) or not isinstance(min_per_class, (int, np.integer)) or min_per_class < 0:
-            raise OptionError(f"min_per_class must be an int of at least 0, got {min_per_class!r}")
+        word("kind", kind, ("fixed", "random"))
+        integer("min_per_class", min_per_class, 0, "a non-negative int")
         self.batch_size = positive("batch_size", batch_size)
         self.alpha = _checked_alpha(alpha)
         self.kind = kind

@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from agnoload.arguments import flag, positive, sized
 from agnoload.errors import OptionError
 from agnoload.protocols import IndexArray
 from agnoload.samplers.order import Order, PickedOrder, RangeOrder
 from agnoload.samplers.permutation import ShuffledOrder
-from agnoload.samplers.sampler import SeededSampler, digest, flag, positive, sized, vector
+from agnoload.samplers.sampler import SeededSampler, digest, vector
 from agnoload.seeding import Purpose, Rewinder
 
 DRAWS = 1 << 12

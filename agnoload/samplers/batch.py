@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any
 
+from agnoload.arguments import flag, positive
 from agnoload.errors import OptionError
 from agnoload.samplers.order import BatchedOrder, BatchOrder
-from agnoload.samplers.sampler import AroundSampler, SeededSampler, flag, is_transparent, positive
+from agnoload.samplers.sampler import AroundSampler, SeededSampler, is_transparent
 from agnoload.words import brief
 
 

@@ -7,13 +7,14 @@ from typing import Any, Literal
 
 import numpy as np
 
+from agnoload.arguments import flag, positive, word
 from agnoload.errors import OptionError
 from agnoload.protocols import IndexArray
 from agnoload.samplers.classes import Groups
 from agnoload.samplers.order import BatchOrder, BatchTail, Order, inside_a_batch
 from agnoload.samplers.permutation import ShuffledOrder
 from agnoload.samplers.rounds import ARRAY_BELOW
-from agnoload.samplers.sampler import SeededSampler, flag, positive
+from agnoload.samplers.sampler import SeededSampler
 from agnoload.seeding import Purpose, Rewinder
 
 GROWTH = 1.125
@@ -60,17 +61,16 @@ class BucketBatchSampler(SeededSampler[list[int]]):
         super().__init__(seed=seed, generator=generator)
         if batch_size is None and max_tokens is None:
             raise OptionError("batch_size or max_tokens must be given, got None for both")
-        if drop_last and max_tokens is not None:
+        if flag("drop_last", drop_last) and max_tokens is not None:
             raise OptionError(
                 "drop_last must be False with max_tokens: batches differ in size, so there is no last one to complete"
             )
-        if oversized not in ("raise", "alone"):
-            raise OptionError(f"oversized must be 'raise' or 'alone', got {oversized!r}")
+        word("oversized", oversized, ("raise", "alone"))
         self.batch_size = None if batch_size is None else positive("batch_size", batch_size)
         self.max_tokens = None if max_tokens is None else positive("max_tokens", max_tokens)
         self.shuffle = flag("shuffle", shuffle)
-        self.drop_last = flag("drop_last", drop_last)
-        self.largest_first = bool(largest_first)
+        self.drop_last = bool(drop_last)
+        self.largest_first = flag("largest_first", largest_first)
         self.groups = Groups("lengths", lengths)
         names = self.groups.names
         if names.dtype.kind not in "iu" or names[0] < 0:

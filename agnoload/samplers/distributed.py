@@ -10,12 +10,13 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from agnoload.arguments import flag, sized, word
 from agnoload.errors import AgnoloadWarning, OptionError
 from agnoload.protocols import IndexArray
 from agnoload.ranks import check_rank, rank_and_world
 from agnoload.samplers.basic import RandomSampler, SequentialSampler
 from agnoload.samplers.order import BatchOrder, Order
-from agnoload.samplers.sampler import AroundSampler, SeededSampler, flag, is_sampler, is_transparent
+from agnoload.samplers.sampler import AroundSampler, SeededSampler, is_sampler, is_transparent
 from agnoload.words import brief
 
 Tail = Literal["pad", "drop", "keep"]
@@ -52,19 +53,17 @@ class DistributedSampler(AroundSampler[Any]):
         tail: Tail | None = None,
     ) -> None:
         super().__init__(seed=seed)
-        if tail not in (None, "pad", "drop", "keep"):
-            raise OptionError(f"tail must be 'pad', 'drop', 'keep' or None, got {tail!r}")
-        if drop_last and tail not in (None, "drop"):
+        if tail is not None:
+            word("tail", tail, ("pad", "drop", "keep"), "None")
+        if flag("drop_last", drop_last) and tail not in (None, "drop"):
             raise OptionError(f"drop_last=True means tail='drop', got tail={tail!r}: give one of them")
-        drop_last = flag("drop_last", drop_last)
         self.tail: Tail = tail or ("drop" if drop_last else "pad")
         self.shuffle = flag("shuffle", shuffle)
         self.sampler = dataset_or_sampler
         if hasattr(dataset_or_sampler, "split_by_rank"):
             raise OptionError(f"a stream is split by its own split_by_rank(), got {dataset_or_sampler!r}")
         if not is_sampler(dataset_or_sampler):
-            if not hasattr(dataset_or_sampler, "__len__"):
-                raise OptionError(f"dataset_or_sampler must be a sampler or have a length, got {dataset_or_sampler!r}")
+            sized("dataset_or_sampler must be a sampler, or it", dataset_or_sampler)
             self.sampler = (RandomSampler if shuffle else SequentialSampler)(dataset_or_sampler)
         if getattr(self.sampler, "is_split", False):
             raise OptionError(f"dataset_or_sampler must not be split over ranks already, got {dataset_or_sampler!r}")

@@ -245,27 +245,6 @@ def is_sampler(thing: Any) -> bool:
     return isinstance(thing, Sampler) or (hasattr(thing, "__iter__") and not hasattr(thing, "__getitem__"))
 
 
-def positive(name: str, value: Any) -> int:
-    """A positive Python int, or `OptionError`."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
-        raise OptionError(f"{name} must be a positive int, got {value!r}")
-    return int(value)
-
-
-def flag(name: str, value: Any) -> bool:
-    """A bool, or `OptionError`."""
-    if not isinstance(value, (bool, np.bool_)):
-        raise OptionError(f"{name} must be a bool, got {value!r}")
-    return bool(value)
-
-
-def sized(name: str, value: Any) -> Any:
-    """Something with a length, or `OptionError`."""
-    if not hasattr(value, "__len__"):
-        raise OptionError(f"{name} must have a length, got {value!r}")
-    return value
-
-
 def vector(name: str, values: Any) -> npt.NDArray[Any]:
     """A list, array, tensor or column as a NumPy array of one dimension, without a copy where that can be."""
     array = np.asarray(values)

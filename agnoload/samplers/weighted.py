@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from agnoload.arguments import flag, positive
 from agnoload.errors import OptionError
 from agnoload.protocols import IndexArray
 from agnoload.samplers.basic import DRAWS, ChunkedOrder
 from agnoload.samplers.order import ArrayOrder, Order
-from agnoload.samplers.sampler import SeededSampler, digest, flag, positive, vector
+from agnoload.samplers.sampler import SeededSampler, digest, vector
 from agnoload.seeding import Purpose, generator
 
 Floats = npt.NDArray[np.float64]

@@ -8,6 +8,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
 
 from agnoload import seeding
+from agnoload.arguments import members, positive
 from agnoload.errors import OptionError
 from agnoload.seeding import Purpose, draw_seed, generator
 from agnoload.streams.cursor import (
@@ -77,13 +78,13 @@ class IterableDataset(Generic[T_co]):
     def __repr__(self) -> str:
         return counted(self)
 
-    def map(self, function: Callable[[T_co], R]) -> MappedStream[R]:
-        """This stream with each sample replaced by `function(sample)`."""
-        return MappedStream(self, function)
+    def map(self, fn: Callable[[T_co], R]) -> MappedStream[R]:
+        """This stream with each sample replaced by `fn(sample)`."""
+        return MappedStream(self, fn)
 
-    def filter(self, function: Callable[[T_co], Any]) -> FilteredStream[T_co]:
-        """Only the samples for which `function(sample)` is true."""
-        return FilteredStream(self, function)
+    def filter(self, fn: Callable[[T_co], Any]) -> FilteredStream[T_co]:
+        """Only the samples for which `fn(sample)` is true."""
+        return FilteredStream(self, fn)
 
     def shuffle(self, buffer_size: int, *, seed: int | None = None) -> ShuffledStream[T_co]:
         """This stream in another order each epoch: every sample is drawn from the next `buffer_size` ones.
@@ -210,7 +211,7 @@ class ChainDataset(CursorStream[T_co], IterableDataset[T_co]):
     @overload  # of different kinds
     def __init__(self: ChainDataset[Any], datasets: Iterable[Any]) -> None: ...
     def __init__(self, datasets: Iterable[Any]) -> None:
-        self.datasets = list(datasets)
+        self.datasets = list(members("the datasets of a ChainDataset", datasets, "an iterable of streams"))
         if not self.datasets:
             raise OptionError("ChainDataset needs at least one stream, got none")
         for part in self.datasets:
@@ -383,7 +384,4 @@ def need_length(stream: Any) -> int:
 
 def lanes_of(stream: Any) -> int:
     """Through how many lanes the shards of a stream are read."""
-    lanes = getattr(stream, "lanes", IterableDataset.lanes)
-    if isinstance(lanes, bool) or not isinstance(lanes, int) or lanes < 1:
-        raise OptionError(f"lanes of {type(stream).__name__} must be a positive int, got {lanes!r}")
-    return lanes
+    return positive(f"lanes of {type(stream).__name__}", getattr(stream, "lanes", IterableDataset.lanes))

@@ -18,6 +18,7 @@ from typing import IO, Any, TypeVar
 
 import numpy as np
 
+from agnoload.arguments import members, positive
 from agnoload.errors import BackendUnavailable, OptionError
 from agnoload.streams.base import IterableDataset
 from agnoload.streams.cursor import Cursor, CursorStream, ForeignCursor, Opening, guarded
@@ -48,16 +49,16 @@ class FileStream(IterableDataset[T_co]):
     """
 
     def __init__(self, paths: Path | Iterable[Path], reader: Reader[T_co], *, lanes: int = 16) -> None:
-        self.paths = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
+        if isinstance(paths, (str, os.PathLike)):
+            paths = [paths]
+        self.paths = list(members("the paths of a FileStream", paths, "one path, or an iterable of them"))
         for path in self.paths:
             if not isinstance(path, (str, os.PathLike)):
                 raise OptionError(f"the paths of a FileStream must be str or os.PathLike, got {path!r}")
         if not callable(reader):
             raise OptionError(f"the reader of a FileStream must be a function of a path, got {reader!r}")
-        if isinstance(lanes, bool) or not isinstance(lanes, int) or lanes < 1:
-            raise OptionError(f"lanes must be a positive int, got {lanes!r}")
         self.reader = reader
-        self.lanes = lanes
+        self.lanes = positive("lanes", lanes)
 
     @property
     def num_shards(self) -> int:

@@ -9,9 +9,10 @@ from typing import Any, Literal, TypeVar, get_args, overload
 
 import numpy as np
 
+from agnoload.arguments import flag, integer, members, word
 from agnoload.datasets.base import length_of
 from agnoload.errors import OptionError
-from agnoload.seeding import Purpose, generator
+from agnoload.seeding import Purpose, check_seed, generator
 from agnoload.streams.base import IterableDataset, RowsStream, seed_and_epoch
 from agnoload.streams.cursor import Cursor, CursorStream, Opening, is_stream, open_stream
 from agnoload.typed import Source
@@ -81,28 +82,24 @@ class Mixture(CursorStream[T_co], IterableDataset[T_co]):
         with_source: bool = False,
         seed: int | None = None,
     ) -> None:
-        self.datasets = list(streams_or_datasets)
-        self.weights = [_weight(weight) for weight in weights]
+        self.datasets = list(members("the sources of Mixture", streams_or_datasets, "streams or datasets"))
+        self.weights = [_weight(weight) for weight in members("the weights of Mixture", weights, "numbers")]
         if not self.datasets or len(self.datasets) != len(self.weights):
             raise OptionError(
                 f"Mixture needs one weight for each source, and at least one; got {len(self.datasets)} sources and "
                 f"{len(self.weights)} weights"
             )
-        if stop not in get_args(Stop):
-            raise OptionError(f"stop must be one of {', '.join(map(repr, get_args(Stop)))}, got {stop!r}")
-        if per not in get_args(Per):
-            raise OptionError(f"per must be one of {', '.join(map(repr, get_args(Per)))}, got {per!r}")
-        if batch_size is not None and (type(batch_size) is not int or batch_size < 1):
-            raise OptionError(f"batch_size of Mixture must be a positive int or None, got {batch_size!r}")
+        if batch_size is not None:
+            batch_size = integer("batch_size of Mixture", batch_size, 1, "a positive int or None")
         for source in self.datasets:
             if not is_stream(source):
                 length_of(source, "Mixture")
-        self.stop: Stop = stop
-        self.per: Per = per
+        self.stop: Stop = word("stop", stop, get_args(Stop))
+        self.per: Per = word("per", per, get_args(Per))
         self.batch_size = batch_size
-        self.shuffled = shuffle
-        self.with_source = with_source
-        self.seed = seed
+        self.shuffled = flag("shuffle", shuffle)
+        self.with_source = flag("with_source", with_source)
+        self.seed = None if seed is None else check_seed(seed)
 
     def cursor(self, opening: Opening) -> Cursor:
         return _MixtureCursor(self, opening)

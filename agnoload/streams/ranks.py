@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar, get_args
 
 from agnoload import seeding
+from agnoload.arguments import word
 from agnoload.errors import OptionError
 from agnoload.ranks import check_rank, rank_and_world
 from agnoload.streams.base import ChainDataset, DerivedStream, MappedStream, Uneven, as_stream, need_length, parts_of
@@ -43,9 +44,7 @@ class RankStream(DerivedStream[T_co]):
         super().__init__(source)
         if (rank is None) != (world_size is None):
             raise OptionError(f"split_by_rank needs rank and world_size, or neither; got {rank!r} and {world_size!r}")
-        if uneven not in get_args(Uneven):
-            raise OptionError(f"uneven must be one of {', '.join(map(repr, get_args(Uneven)))}, got {uneven!r}")
-        self.uneven: Uneven = uneven
+        self.uneven: Uneven = word("uneven", uneven, get_args(Uneven))
         self._given = None if rank is None or world_size is None else check_rank(rank, world_size, "split_by_rank")
         self._found = rank_and_world() if self._given is None else self._given
         if uneven != "keep" and num_shards_of(source):

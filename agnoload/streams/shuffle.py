@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agnoload import seeding
-from agnoload.errors import OptionError
+from agnoload.arguments import positive
 from agnoload.seeding import Purpose, check_seed, draw_seed, generator
 from agnoload.streams.base import DerivedStream, as_stream, seed_and_epoch
 from agnoload.streams.cursor import Cursor, Opening, open_stream, shard_of
@@ -36,9 +36,7 @@ class ShuffledStream(DerivedStream[T_co]):
 
     def __init__(self, source: Any, buffer_size: int, *, seed: int | None = None, number: int = 0) -> None:
         super().__init__(source)
-        if isinstance(buffer_size, bool) or not isinstance(buffer_size, (int, np.integer)) or buffer_size < 1:
-            raise OptionError(f"buffer_size of shuffle must be a positive int, got {buffer_size!r}")
-        self.buffer_size = int(buffer_size)
+        self.buffer_size = positive("buffer_size of shuffle", buffer_size)
         self.seed = None if seed is None else check_seed(seed)
         self._number = number  # 0, or 1 more than the shard that this is: part of the key
         self._own_seed: int | None = None

@@ -418,7 +418,7 @@ def test_alpha_must_lie_between_0_and_1(alpha):
     ("options", "words"),
     [
         ({"kind": "other"}, "kind must be 'fixed' or 'random', got 'other'"),
-        ({"min_per_class": -1}, "min_per_class must be an int of at least 0, got -1"),
+        ({"min_per_class": -1}, "min_per_class must be a non-negative int, got -1"),
         ({"num_batches": 0}, "num_batches must be a positive int, got 0"),
         ({"batch_size": 0}, "batch_size must be a positive int, got 0"),
     ],

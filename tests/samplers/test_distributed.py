@@ -380,5 +380,5 @@ def test_what_has_no_length_and_streams_are_refused():
 
     with pytest.raises(OptionError, match=r"split by its own split_by_rank\(\)"):
         DistributedSampler(Stream(), 2, 0)
-    with pytest.raises(OptionError, match="must be a sampler or have a length, got 5"):
+    with pytest.raises(OptionError, match="must be a sampler, or it must have a length, got int: 5"):
         DistributedSampler(5, 2, 0)

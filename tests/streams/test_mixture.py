@@ -163,8 +163,8 @@ def test_sources_without_samples(kit):
         (([[1]], [float("nan")]), "nan"),
         (([[1]], [float("inf")]), "inf"),
         (([[1]], ["much"]), "much"),
-        (([[1]], [1], "soon"), "'first', 'last', 'never', got 'soon'"),
-        (([[1]], [1], "first", "epoch"), "'sample', 'batch', got 'epoch'"),
+        (([[1]], [1], "soon"), "'first', 'last' or 'never', got 'soon'"),
+        (([[1]], [1], "first", "epoch"), "'sample' or 'batch', got 'epoch'"),
         (([3], [1]), "Mixture needs a dataset"),
     ],
 )
