@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from agnoload.arguments import flag, integer, number, word
 from agnoload.errors import AgnoloadWarning, OptionError
 from agnoload.pools.start import method_of
@@ -153,10 +155,32 @@ def _is_stream(dataset: Any, sampled: bool) -> bool:
                 f"a dataset with __getitem__ must have __len__ too, or come with a sampler: {type(dataset).__name__} "
                 "does neither"
             )
+        if type(dataset) is dict and not sampled:
+            _check_keys(dataset)
+        elif type(dataset) is tuple and _are_columns(dataset):
+            _warn(
+                f"the dataset is a tuple of {len(dataset)} arrays, so each whole array is one sample: for one sample a "
+                "row, make it agnoload.ArrayDataset(*arrays)"
+            )
         return False
     raise OptionError(
         f"dataset must have __getitem__ and __len__, or __iter__, got {type(dataset).__name__}: {dataset!r}"
     )
+
+
+def _check_keys(dataset: dict[Any, Any]) -> None:
+    if missing := [key for key in range(len(dataset)) if key not in dataset]:
+        raise OptionError(
+            f"a dict as dataset must have the keys 0 to {len(dataset) - 1}, or come with a sampler of its keys; it has "
+            f"no {missing[0]}. Arrays by name are agnoload.ArrayDataset(**arrays)"
+        )
+
+
+def _are_columns(arrays: tuple[Any, ...]) -> bool:
+    """Whether they look like the fields of samples: as many rows, but not of one shape."""
+    if not all(isinstance(array, np.ndarray) and array.ndim for array in arrays):
+        return False
+    return len({len(array) for array in arrays}) == 1 < len({array.shape for array in arrays})
 
 
 def _check_stream(shuffle: Any, sampler: Any, batch_sampler: Any) -> None:

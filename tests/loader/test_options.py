@@ -206,3 +206,22 @@ def test_nothing_starts_before_the_loader_is_iterated(monkeypatch: pytest.Monkey
     loader = DataLoader(DATA, 2, num_workers=2, persistent_workers=True)
     assert len(loader) == 5
     loader.close()
+
+
+def test_a_dict_of_arrays_is_sent_to_array_dataset() -> None:
+    with pytest.raises(OptionError, match=r"keys 0 to 1.*ArrayDataset\(\*\*arrays\)"):
+        DataLoader({"x": np.zeros((5, 2)), "y": np.zeros(5)}, 2)
+
+
+def test_a_dict_with_a_key_for_each_index_or_a_sampler_of_its_keys_is_a_dataset() -> None:
+    assert [batch.tolist() for batch in DataLoader({0: 5, 1: 6}, 2)] == [[5, 6]]
+    assert [batch.tolist() for batch in DataLoader({"a": 5, "b": 6}, 2, sampler=["b", "a"])] == [[6, 5]]
+
+
+def test_a_tuple_of_columns_is_told_of_array_dataset() -> None:
+    with pytest.warns(AgnoloadWarning, match=r"tuple of 2 arrays.*ArrayDataset\(\*arrays\)"):
+        DataLoader((np.zeros((5, 2)), np.zeros(5)), 2)
+
+
+def test_a_tuple_of_samples_is_a_dataset() -> None:
+    assert next(iter(DataLoader((np.zeros(3), np.ones(3)), 2))).tolist() == [[0, 0, 0], [1, 1, 1]]
