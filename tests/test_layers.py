@@ -77,6 +77,15 @@ def test_no_module_imports_one_above_it(module: str) -> None:
     assert [m for m in imported_modules(MODULES[module]) if LEVEL[place(m)] > LEVEL[place(module)]] == []
 
 
+def test_the_design_page_lists_the_layers_as_they_are() -> None:
+    listed: list[set[str]] = []
+    for row in re.findall(r"^\| (\d*) ?\| (.+?) \| .*$", (ROOT / "docs" / "design.md").read_text(), re.MULTILINE):
+        listed += [set()] if row[0] else []
+        listed[-1] |= set(re.findall(r"`(\w+)`", row[1]))
+    listed[-1] |= {"__init__", "__main__"}
+    assert listed == LAYERS
+
+
 def test_no_imports_go_round_in_a_circle() -> None:
     wanted: dict[str, set[str]] = {place(module): set() for module in MODULES}
     for module, path in MODULES.items():
