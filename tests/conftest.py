@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import sys
 from collections.abc import Iterator
+from types import ModuleType
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -28,3 +31,17 @@ def nothing_is_left() -> Iterator[None]:
     """Processes, threads, descriptors and shared memory are as many after a test as before it."""
     with no_leaks():
         yield
+
+
+@pytest.fixture(scope="module")
+def kit(request: pytest.FixtureRequest) -> Iterator[ModuleType]:
+    """The folder's kit.py, as a module that no worker can import: it would import pytest along with a test's own."""
+    name = f"agnoload_{request.path.parent.name}_kit"
+    spec = importlib.util.spec_from_file_location(name, request.path.with_name("kit.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules[name]

@@ -1,4 +1,4 @@
-"""Programs of their own for tests of how a program ends, and a fork server that stays while a module is tested."""
+"""Programs of their own, for tests of how a program ends."""
 
 from __future__ import annotations
 
@@ -15,17 +15,8 @@ from typing import IO, Any
 import psutil
 import pytest
 
-from agnoload.pools.start import kept_server
-
 PATIENCE = 30.0
 """A bound against hanging, not a measure."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def server() -> Iterator[None]:
-    """Loaders of one module share a fork server, instead of starting one each."""
-    with kept_server():
-        yield
 
 
 @pytest.fixture(autouse=True)

@@ -1,12 +1,8 @@
-"""A fork server that stays while a module is tested, the datasets of kit.py, and one of every sampler."""
+"""One of every sampler."""
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from types import ModuleType
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -23,7 +19,6 @@ from agnoload import (
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
-from agnoload.pools.start import kept_server
 
 N = 26
 LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(4), (11, 2, 8, 5)))
@@ -49,27 +44,6 @@ BATCH_SAMPLERS: dict[str, Callable[[], Any]] = {
     "buckets": lambda: BucketBatchSampler(LENGTHS, max_tokens=120),
     "buckets by count": lambda: BucketBatchSampler(LENGTHS, batch_size=4, drop_last=True),
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def server() -> Iterator[None]:
-    """Loaders of one module share a fork server, instead of starting one each."""
-    with kept_server():
-        yield
-
-
-@pytest.fixture(scope="session")
-def kit() -> Iterator[ModuleType]:
-    """Datasets in a module that no worker can import: it would import pytest along with a test's own module."""
-    name = "agnoload_loader_samplers_kit"
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name("kit.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[name]
 
 
 @pytest.fixture(params=SAMPLERS.values(), ids=SAMPLERS.keys())

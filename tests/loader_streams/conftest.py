@@ -1,42 +1,15 @@
-"""A fork server that stays while a module is tested, and the streams of kit.py."""
+"""Batches of one epoch as lists, and a comparison over all kinds and numbers of workers."""
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from collections.abc import Iterator
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 
 from agnoload import DataLoader
-from agnoload.pools.start import kept_server
 
 WORKERS = [(0, "process"), (1, "process"), (2, "process"), (3, "process"), (1, "thread"), (2, "thread"), (3, "thread")]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def server() -> Iterator[None]:
-    """Loaders of one module share a fork server, instead of starting one each."""
-    with kept_server():
-        yield
-
-
-@pytest.fixture(scope="session")
-def kit() -> Iterator[ModuleType]:
-    """Streams in a module that no worker can import: it would import pytest along with a test's own module."""
-    name = "agnoload_loader_streams_kit"
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name("kit.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[name]
 
 
 def plain(batch: Any) -> Any:
