@@ -40,6 +40,7 @@ def program(page: Path) -> str:
     return "\n".join([*lines, "sys.exit(_runner.summarize(verbose=False).failed > 0)"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_the_code_of_the_page_runs(page: Path, tmp_path: Path) -> None:
     code = "".join(text for _, text in blocks(page))

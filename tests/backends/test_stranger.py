@@ -89,6 +89,7 @@ def run(python: Path, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_the_pages_backend_is_found_by_its_entry_point(stranger: Path) -> None:
     code = (
         "import agnoload; print(agnoload.list_backends()['ctypes'], type(agnoload.get_backend('ctypes')).__module__);"

@@ -134,6 +134,7 @@ def test_the_memory_of_a_run_of_a_million_batches_is_flat(count, program) -> Non
     assert all(float(grown) <= 5 for grown in out.split()), out
 
 
+@pytest.mark.slow
 def test_the_memory_of_a_run_of_ten_thousand_batches_is_flat(program) -> None:
     code, out, err = program(MILLION.format(batches=10_000, warm=2_000)).end()
     assert (code, err) == (0, "")

@@ -258,6 +258,7 @@ def test_the_death_of_an_idle_worker_is_an_error(deed: str, method: str, tmp_pat
     assert (caught.value.batch, caught.value.indices) == (None, None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", STARTED)
 def test_a_stopped_worker_does_not_outlive_its_loader(method: str, tmp_path) -> None:
     os.mkfifo(tmp_path / "meet")

@@ -85,6 +85,7 @@ def test_c40_leaving_a_loop_ends_workers_that_are_in_a_sample(method, gate) -> N
     assert not psutil.pid_exists(pid)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "times"), [("forkserver", 20), pytest.param("spawn", 20, marks=pytest.mark.slow), ("fork", 100)]
 )
@@ -378,6 +379,7 @@ class Nested:
             return int(sum(batch.sum() for batch in inner))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("method", [None, "fork"])
 def test_a_dataset_may_use_a_loader_with_workers(method, num_workers) -> None:

@@ -192,6 +192,7 @@ def test_c34_a_lock_that_somebody_holds_does_not_reach_workers(program) -> None:
     assert (code, out.strip(), err) == (0, "[[0, 1], [2, 3]]", "")
 
 
+@pytest.mark.slow
 def test_c34_under_fork_it_does_and_there_is_a_warning_with_the_number_of_threads(program) -> None:
     rest = "threading.Timer(2.5, lambda: (loader.close(), print('closed'))).start()\nnext(batches)"
     code, out, err = program(LOCKED.format(method="fork", rest=rest)).end()

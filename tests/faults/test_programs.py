@@ -10,6 +10,8 @@ import sys
 import psutil
 import pytest
 
+pytestmark = pytest.mark.slow
+
 METHODS = ("forkserver", pytest.param("spawn", marks=pytest.mark.slow), "fork")
 LATE = 5.0
 """Seconds for what shall take one at most, on a machine that others use, too."""

@@ -277,6 +277,7 @@ def test_steps_place_across_the_end_of_an_epoch(recorder: Recorder, eager: None)
     assert [entry[1] for entry in recorder.log if entry[0] == "finish"] == [0, 4, 8, 0, 4, 8, 0, 4]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("persistent", [False, True])
 def test_leaving_in_the_middle_leaves_nothing_and_the_next_epoch_is_whole(recorder: Recorder, persistent: bool) -> None:
     options: dict[str, Any] = {"num_workers": 2, "persistent_workers": persistent, "pin_memory": True}

@@ -18,6 +18,8 @@ import pytest
 import agnoload
 from agnoload import AgnoloadWarning, DataLoader
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def jax() -> Any:

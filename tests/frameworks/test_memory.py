@@ -133,6 +133,7 @@ WAYS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", WAYS)
 def test_c05_batches_that_are_kept_stay_and_their_slots_come_free_with_the_last_view(backend: str) -> None:
     if backend != "numpy":

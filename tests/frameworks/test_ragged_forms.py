@@ -93,6 +93,7 @@ def test_the_masks_of_all_are_one(side: Any) -> None:
         )
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:JAX's 64-bit types are off")
 @pytest.mark.parametrize("options", [{}, {"num_workers": 2, "device": "cpu:0"}])
 def test_jit_compiles_a_packed_step_once_and_sums_by_segment(expected: Any, options: dict[str, Any]) -> None:

@@ -47,6 +47,7 @@ class Tensors(agnoload.Dataset):
         }
 
 
+@pytest.mark.slow
 def test_samples_of_tensors_with_any_workers_and_any_backend() -> None:
     dataset = Tensors()
     jax = pytest.importorskip("jax")
@@ -88,6 +89,7 @@ def stacked(samples: list[Any]) -> Any:
     return {"rows": rows, "first": rows[0], "count": len(samples), "lengths": torch.tensor([len(r) for r in rows])}
 
 
+@pytest.mark.slow
 def test_a_collate_function_that_returns_tensors_is_used_as_it_is() -> None:
     dataset = Tensors()
     alone = list(DataLoader(dataset, 8, collate_fn=stacked, backend="torch", seed=0))
@@ -194,6 +196,7 @@ def test_torchs_streams_give_what_they_give_there(batch_size: int | None) -> Non
         assert ours
 
 
+@pytest.mark.slow
 def test_torchs_streams_are_not_doubled_by_workers() -> None:
     with DataLoader(Counted(), 4, backend="torch", num_workers=2) as loader:
         assert same(list(loader), list(DataLoader(Counted(), 4, backend="torch")))

@@ -16,6 +16,8 @@ import pytest
 import agnoload
 from agnoload import DataLoader
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def torch() -> Any:

@@ -55,6 +55,7 @@ def check(batches: list[Any], array: type) -> None:
         assert batch["name"] == [f"row {i}" for i in indices]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dataset", "backend", "workers"),
     [

@@ -76,6 +76,7 @@ KEEP = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keep", KEEP)
 def test_c05_kept_batches_never_change_and_their_slots_come_free(keep: str) -> None:
     with DataLoader(Filled(200), num_workers=2) as loader:
@@ -148,6 +149,7 @@ print(len(kept), all((batch == number).all() for number, batch in enumerate(kept
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "count", [3000, pytest.param(10_000, marks=pytest.mark.slow), pytest.param(70_000, marks=pytest.mark.slow)]
 )
@@ -179,6 +181,7 @@ with agnoload.DataLoader(Data(), 1, num_workers=2) as loader:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.root
 @pytest.mark.parametrize(
     ("size", "mebibytes"), [(1, 8), (64, 80), pytest.param(64, 100, marks=pytest.mark.slow)], ids=str
@@ -298,6 +301,7 @@ class Heavy:
         return self.__dict__
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("workers", "mebibytes"), [(4, 64), pytest.param(8, 150, marks=pytest.mark.slow)], ids=["4", "8"]
 )

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = """
 with open({marks!r}, "a") as file:
     file.write("run\\n")

@@ -175,6 +175,7 @@ def test_another_batch_size_changes_no_draw_of_sample_rng():
     assert draws(4) == draws(7) == draws(64)
 
 
+@pytest.mark.slow
 def test_a_framework_draws_the_same():
     torch = pytest.importorskip("torch")
 
@@ -212,6 +213,7 @@ class Sharded(agnoload.IterableDataset):
             yield Draws.__getitem__(self, 100 * number + place)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [Stream, Sharded])
 @pytest.mark.parametrize("way", SHORT, ids=str)
 def test_streams_are_the_same(stream, way):

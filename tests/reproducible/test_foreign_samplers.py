@@ -207,6 +207,7 @@ RESUMABLE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RESUMABLE)
 def test_it_resumes_at_every_batch(name):
     check_resume(over(RESUMABLE[name], seed=3))

@@ -126,6 +126,7 @@ def test_a_state_of_a_large_dataset_is_quick_and_small(sampler):
 # ---------------------------------------------------------------------------------------------- C15
 
 
+@pytest.mark.slow
 def test_c15_what_was_delivered_is_not_loaded_again():
     dataset = Draws(200_000)
     loader = DataLoader(dataset, 2, shuffle=True, seed=1)
@@ -513,7 +514,13 @@ SAMPLERS = {
 }
 
 
-@pytest.mark.parametrize("name", SAMPLERS)
+QUICK = {"shuffled", "weighted", "rank", "balanced"}
+"""One of each kind: the others take minutes."""
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in SAMPLERS]
+)
 def test_every_sampler_resumes_at_every_batch(name):
     options = {"batch_size": 4, **SAMPLERS[name]}
     if "batch_sampler" in options:
@@ -538,6 +545,7 @@ DATASETS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DATASETS)
 def test_every_dataset_resumes_at_every_batch(name):
     check_resume(over(DATASETS[name], shuffle=True))
@@ -598,11 +606,13 @@ STREAMS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STREAMS)
 def test_every_stream_resumes_at_every_batch(name):
     check_resume(over(STREAMS[name]))
 
 
+@pytest.mark.slow
 def test_another_backend_resumes_at_every_batch():
     pytest.importorskip("torch")
     check_resume(over(shuffle=True, backend="torch"))
@@ -616,6 +626,7 @@ def test_threads_resume_at_every_batch():
     check_resume(over(Own, shuffle=True, worker_type="thread"))
 
 
+@pytest.mark.slow
 def test_kept_workers_resume_at_every_batch():
     check_resume(
         lambda num_workers=0: DataLoader(

@@ -142,6 +142,7 @@ def batches(loader):
     return [[field.tolist() for field in batch] for batch in loader]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", GENERATORS)
 def test_a_generator_gives_a_seed_once_an_epoch(kind):
     make = GENERATORS[kind]

@@ -361,6 +361,7 @@ def test_labels_that_are_none_are_refused(labels, words):
         BalancedBatchSampler(labels, 2)
 
 
+@pytest.mark.slow
 def test_c21_five_million_labels_are_enough_and_no_sample_is_read():
     labels = np.random.default_rng(0).integers(0, 1000, 5_000_000)
     samplers = [

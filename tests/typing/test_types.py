@@ -80,6 +80,7 @@ def marked(path: Path, pattern: str) -> dict[int, str]:
 REVEALED = marked(BATCHES, r"^ *reveal_type\(.*\)  # (.+)$")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", REVEALED)
 def test_c58_a_batch_has_the_type_that_can_be_said(said: Said, line: int) -> None:
     notes = said.get((BATCHES.name, line), [])
