@@ -74,11 +74,11 @@ def test_a_slot_returns_when_its_last_view_dies(arena: Arena, view: str) -> None
     number, array = lent(arena)
     kept = VIEWS[view](array)
     del array
-    gc.collect()
     assert arena.lent == 1
     assert arena.take().number != number
     del kept
-    gc.collect()
+    if view == "a cycle of garbage":
+        gc.collect()
     assert arena.lent == 0
     assert arena.take().number == number
 
