@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import itertools
 import json
 import subprocess
@@ -95,3 +96,15 @@ def test_every_workload_can_be_run(loader: str) -> None:
         figures = json.loads(done.stdout)
         headline = module("report").HEADLINES[workload.partition("@")[0]]
         assert headline.key in figures or "no floor" in figures["error"], figures
+
+
+@pytest.mark.slow
+def test_what_a_backend_costs_is_told_for_each_that_is_there() -> None:
+    backends = [name for name in ("torch", "jax") if importlib.util.find_spec(name) is not None]
+    command = [sys.executable, "-m", "benchmarks.backends", "--rounds", "1", "--seconds", "0.2"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    rows = [line.split(" | ") for line in done.stdout.splitlines() if line.startswith(("| inmem", "| leaf"))]
+    wanted = [("| inmem", "torch")] * ("torch" in backends) + [("| leaf", name) for name in backends]
+    assert [(row[0], row[1]) for row in rows] == wanted
+    assert all(float(row[2].split()[0]) > 0 for row in rows)
