@@ -94,6 +94,18 @@ def test_a_compiled_step_takes_batches_without_a_break_or_a_new_graph(torch: Any
     assert len(graphs) == 1
 
 
+def test_data_parallel_takes_the_fields_of_a_batch(torch: Any) -> None:
+    model = torch.nn.Linear(4, 1)
+    model.to("cuda" if torch.cuda.is_available() else "cpu")
+    parallel = torch.nn.DataParallel(model)
+    with DataLoader(Rows(), 16, seed=0, num_workers=2, backend="torch") as loader:
+        outputs = [parallel(batch["x"]).cpu() for batch in loader]
+    assert [tuple(output.shape) for output in outputs] == [(16, 1)] * 4
+    with DataLoader(Rows(), 16, seed=0, backend="torch") as loader:
+        for output, batch in zip(outputs, loader, strict=True):
+            torch.testing.assert_close(output, model(batch["x"].to(model.weight.device)).cpu())
+
+
 TRAINING = """
     import sys
     import numpy as np, torch, agnoload
