@@ -37,7 +37,9 @@ def batches(stream: Stream, start: int = 0, step: int = 1) -> Iterator[Any]:
     memory: deque[Any] = deque([None] * 3)
     for number in itertools.count(start, step):
         first = number * stream.batch_size
-        batch = collate_into(memory.popleft(), [dataset[i] for i in range(first, first + stream.batch_size)])
+        samples = [dataset[i] for i in range(first, first + stream.batch_size)]
+        used = memory.popleft()
+        batch = stream.collate_fn(samples) if stream.collate_fn else collate_into(used, samples)
         memory.append(batch)
         yield batch
 

@@ -2,12 +2,13 @@
 
     python benchmarks/gpu_check.py [--json FILE] [--only torch,jax,cupy] [--workers N]
 
-For one machine with an NVIDIA GPU; it takes less than 5 minutes. Each part runs in a fresh process: per framework
+For one machine with an NVIDIA GPU; it ends within 5 minutes. Each part runs in a fresh process, and what it found, or
+how it failed, is printed and written at once, so that the next one's trouble hides nothing. Per framework
 
 - `right`: 10,000 batches, batch k filled with k, while other copies keep the copy engine busy and the consumer's stream
   is behind; not one value may differ. Memory must stay flat, and no worker may open the GPU.
 - `fast`: bytes a second to the device for batches of 64 x (3, 224, 224) float32, against the ceiling of a page-locked
-  copy and against torch's loader; the time of a step with loading over that of the step alone.
+  copy and against torch's loader; the time of a step with loading over that of the step alone, at most 1.05.
 
 Without a GPU it says so and ends with 0. `--dry-run` runs a few batches of each part on the CPU: it tests this script.
 """
@@ -24,6 +25,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -32,20 +35,28 @@ import numpy as np
 import agnoload
 
 FRAMEWORKS = ("torch", "jax", "cupy")
+DEVICES = {"torch": "cuda:0", "jax": "gpu:0", "cupy": "cuda:0"}
+LIMIT = 285.0
+"""Seconds for all parts together."""
+PATIENCE = 100.0
+"""Seconds for one part."""
 IMAGES = (64, 3, 224, 224)
-IMAGE_BYTES = 4 * 64 * 3 * 224 * 224
+SMALL = (64, 3, 32, 32)
 
 
-def gpu_count() -> int:
-    """The number of GPUs that the driver shows; nothing is created on them."""
+def gpus() -> list[str]:
+    """The names of the GPUs that the driver shows; nothing is created on them."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
-        return 0
-    count = ctypes.c_int(0)
+        return []
+    count, name = ctypes.c_int(0), ctypes.create_string_buffer(100)
     if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
-        return 0
-    return count.value
+        return []
+    return [
+        "unnamed" if driver.cuDeviceGetName(name, len(name), number) else name.value.decode()
+        for number in range(count.value)
+    ]
 
 
 class Numbered(agnoload.Dataset):
@@ -77,9 +88,9 @@ class JaxNumbered(Numbered):
 class Images(agnoload.Dataset):
     """64 images in memory, again and again."""
 
-    def __init__(self, batches: int) -> None:
+    def __init__(self, batches: int, shape: tuple[int, ...]) -> None:
         self.batches = batches
-        self.images = np.random.default_rng(0).random(IMAGES, np.float32)
+        self.images = np.random.default_rng(0).random(shape, np.float32)
 
     def __len__(self) -> int:
         return self.batches * 64
@@ -96,7 +107,7 @@ class Torch:
 
         self.torch = torch
         self.dry = dry
-        self.device: Any = "cpu" if dry else "cuda:0"
+        self.device: Any = "cpu" if dry else DEVICES["torch"]
         self.bad = torch.zeros((), dtype=torch.int64, device=self.device)
         self.weights = torch.eye(128 if dry else 2048, device=self.device)
         if not dry:
@@ -147,7 +158,7 @@ class Jax:
         import jax.numpy as jnp
 
         self.jax, self.jnp = jax, jnp
-        self.device: Any = "cpu:0" if dry else "gpu:0"
+        self.device: Any = "cpu:0" if dry else DEVICES["jax"]
         self.target = jax.local_devices(backend="cpu" if dry else "gpu")[0]
         self.bad = jax.device_put(np.int32(0), self.target)
         self.weights = jax.device_put(np.eye(128 if dry else 2048, dtype=np.float32), self.target)
@@ -196,7 +207,7 @@ class Cupy:
         import cupyx
 
         self.cupy = cupy
-        self.device: Any = "cuda:0"
+        self.device: Any = DEVICES["cupy"]
         self.bad = cupy.zeros((), cupy.int64)
         self.weights = cupy.eye(2048, dtype=cupy.float32)
         self.load = cupyx.zeros_pinned(1 << 28, np.uint8)
@@ -257,10 +268,11 @@ def gpu_openers() -> list[int]:
     """Those of them that have opened a GPU."""
     openers = []
     for child in children():
-        try:
-            links = [os.readlink(link) for link in Path(f"/proc/{child}/fd").iterdir()]
-        except OSError:
-            continue
+        links = []
+        with suppress(OSError):
+            for link in Path(f"/proc/{child}/fd").iterdir():
+                with suppress(OSError):
+                    links.append(os.readlink(link))
         if any(link.startswith("/dev/nvidia") for link in links):
             openers.append(child)
     return openers
@@ -352,14 +364,14 @@ def fast(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """Bytes a second to the device, and what loading costs a step."""
     seconds = 0.3 if arguments.dry_run else 6.0
     framework = MAKERS[name](arguments.dry_run)
-    copy_once = framework.copier(np.random.default_rng(0).random(IMAGES, np.float32))
-    ceiling = rate(seconds, framework, lambda: repeat(None), lambda _: copy_once())
-    dataset = Images(100_000)
+    dataset = Images(100_000, SMALL if arguments.dry_run else IMAGES)
+    nbytes = dataset.images.nbytes
+    copy_once = framework.copier(dataset.images)
+    ceiling = nbytes * rate(seconds, framework, lambda: repeat(None), lambda _: copy_once())
     options = {"num_workers": arguments.workers, "backend": name, "device": framework.device}
     with agnoload.DataLoader(dataset, 64, pin_memory=not arguments.dry_run, **options) as loader:
-        ours = rate(seconds, framework, lambda: iter(loader), lambda _: None)
-        per_batch = IMAGE_BYTES / ours
-        rounds = rounds_for(max(2 * IMAGE_BYTES / ceiling, 1.5 * per_batch), framework)
+        ours = nbytes * rate(seconds, framework, lambda: iter(loader), lambda batch: setattr(framework, "last", batch))
+        rounds = rounds_for(max(2 * nbytes / ceiling, 1.5 * nbytes / ours), framework)
         alone = step_seconds(seconds, framework, repeat(next(iter(loader))), rounds)
         loaded = step_seconds(seconds, framework, iter(loader), rounds)
     found = {
@@ -369,10 +381,10 @@ def fast(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
         "step ms alone": alone * 1e3,
         "step ms loading": loaded * 1e3,
         "overlap": loaded / alone,
-        "passed": True,
+        "passed": arguments.dry_run or loaded <= 1.05 * alone,
     }
     if name == "torch":
-        theirs = torch_rate(seconds, framework, dataset, arguments.workers)
+        theirs = nbytes * torch_rate(seconds, framework, dataset, arguments.workers)
         found |= {"torch's loader GB/s": theirs / 1e9, "times torch's": ours / theirs}
     return found
 
@@ -383,7 +395,7 @@ def repeat(batch: Any) -> Iterator[Any]:
 
 
 def rate(seconds: float, framework: Any, start: Callable[[], Iterator[Any]], use: Callable[[Any], Any]) -> float:
-    """Bytes a second, after ten batches that do not count."""
+    """Batches a second, after ten that do not count."""
     batches = start()
     for _ in range(10):
         use(next(batches))
@@ -394,7 +406,7 @@ def rate(seconds: float, framework: Any, start: Callable[[], Iterator[Any]], use
             use(next(batches))
         count += 5
     framework.wait()
-    return count * IMAGE_BYTES / (time.perf_counter() - began)
+    return count / (time.perf_counter() - began)
 
 
 def rounds_for(seconds: float, framework: Any) -> int:
@@ -432,27 +444,49 @@ def torch_rate(seconds: float, framework: Any, dataset: Any, workers: int) -> fl
 PARTS: dict[str, Callable[[str, argparse.Namespace], dict[str, Any]]] = {"right": right, "fast": fast}
 
 
-def run_part(part: str, name: str, arguments: argparse.Namespace) -> dict[str, Any]:
+def run_part(part: str, name: str, arguments: argparse.Namespace, limit: float) -> dict[str, Any]:
     """One part in a fresh process; what went wrong there is its result."""
     if importlib.util.find_spec(name) is None:
         return {"skipped": f"{name} is not installed"}
     if name == "cupy" and arguments.dry_run:
         return {"skipped": "CuPy has no CPU"}
+    if limit < 10:
+        return {"passed": False, "error": f"no time is left of {LIMIT:.0f} s"}
     command = [sys.executable, __file__, "--part", f"{part}:{name}", "--workers", str(arguments.workers)]
     command += ["--dry-run"] if arguments.dry_run else []
     environment = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     try:
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
-    except subprocess.TimeoutExpired:
-        return {"passed": False, "error": "not finished in 120 s"}
-    if done.returncode != 0:
-        return {
-            "passed": False,
-            "error": (done.stderr.strip().splitlines() or ["no message"])[-1],
-            "stderr": done.stderr,
-        }
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=limit, check=False)
+    except subprocess.TimeoutExpired as error:
+        return {"passed": False, "error": f"not finished in {limit:.0f} s", "stderr": last_lines(error.stderr)}
+    found = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    if done.returncode != 0 or not found:
+        error = f"exit status {done.returncode}: {(done.stderr.strip().splitlines() or ['no message'])[-1]}"
+        return {"passed": False, "error": error, "stderr": last_lines(done.stderr)}
+    result: dict[str, Any] = json.loads(found[-1])
     return result
+
+
+def last_lines(text: str | bytes | None) -> str:
+    text = text.decode(errors="replace") if isinstance(text, bytes) else text or ""
+    return "\n".join(text.splitlines()[-20:])
+
+
+def in_this_process(part: str, name: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """What a part finds, or why this framework cannot use the GPU here."""
+    try:
+        agnoload.get_backend(name).check(None if arguments.dry_run else DEVICES[name])
+    except agnoload.BackendUnavailable as error:
+        return {"skipped": str(error)}
+    return PARTS[part](name, arguments)
+
+
+def versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name in ("agnoload", "numpy", "torch", "jax", "jaxlib", "cupy-cuda12x", "cupy-cuda13x", "cupy"):
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
 
 
 def table(results: dict[str, dict[str, Any]]) -> str:
@@ -461,8 +495,8 @@ def table(results: dict[str, dict[str, Any]]) -> str:
     for part, facts in results.items():
         lines.append(part)
         for key, value in facts.items():
-            if key != "stderr":
-                lines.append(f"    {key:<22}{value:.3f}" if isinstance(value, float) else f"    {key:<22}{value}")
+            shown = value if not isinstance(value, float) else f"{value:.3f}"
+            lines.append(f"    {key:<22}{str(shown).replace(chr(10), chr(10) + 26 * ' ')}")
     return "\n".join(lines)
 
 
@@ -476,23 +510,27 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.part:
         part, _, name = arguments.part.partition(":")
-        print(json.dumps(PARTS[part](name, arguments)))
+        print(json.dumps(in_this_process(part, name, arguments)))
         return 0
-    if not arguments.dry_run and gpu_count() == 0:
+    names = gpus()
+    if not arguments.dry_run and not names:
         print("no NVIDIA GPU on this machine: nothing was checked")
         return 0
     began = time.perf_counter()
-    results = {}
-    for name in arguments.only.split(","):
-        for part in PARTS:
-            print(f"{name}: {part} ...", flush=True)
-            results[f"{name}: {part}"] = run_part(part, name, arguments)
-    print(table(results))
-    print(
-        f"{time.perf_counter() - began:.0f} s, {time.strftime('%Y-%m-%d')}, {platform.platform()}, {' '.join(sys.argv)}"
-    )
-    if arguments.json:
-        arguments.json.write_text(json.dumps(results, indent=2))
+    machine = {"date": time.strftime("%Y-%m-%d"), "gpus": names, "system": platform.platform(), "versions": versions()}
+    command = " ".join(["python", *sys.argv])
+    print(f"{machine}\n{command}", flush=True)
+    results: dict[str, dict[str, Any]] = {}
+    for part in PARTS:  # whether it is right comes first, for each of them
+        for name in arguments.only.split(","):
+            left = LIMIT - (time.perf_counter() - began)
+            key = f"{name}: {part}"
+            results[key] = run_part(part, name, arguments, min(PATIENCE, left))
+            print(table({key: results[key]}), flush=True)
+            if arguments.json:
+                document = {"machine": machine, "command": command, "results": results}
+                arguments.json.write_text(json.dumps(document, indent=2) + "\n")
+    print(f"\n{table(results)}\n{time.perf_counter() - began:.0f} s")
     return 0 if all(facts.get("passed", True) for facts in results.values()) else 1
 
 

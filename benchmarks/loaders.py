@@ -9,6 +9,8 @@ from benchmarks.workloads import Stream, in_memory
 
 def of_stream(loader: str, stream: Stream, **options: Any) -> Any:
     """A loader over a stream's dataset, in order, with the loader's own defaults."""
+    if stream.collate_fn is not None:
+        options["collate_fn"] = stream.collate_fn
     if loader == "agnoload":
         import agnoload
 
@@ -17,7 +19,7 @@ def of_stream(loader: str, stream: Stream, **options: Any) -> Any:
         import torch.utils.data
 
         return torch.utils.data.DataLoader(stream.dataset(), stream.batch_size, num_workers=stream.workers, **options)
-    if loader == "grain":
+    if loader == "grain" and stream.collate_fn is None:
         return _grain(stream)
     raise LookupError(f"no {loader} for this workload")
 

@@ -26,11 +26,13 @@ class Headline:
 
 
 _BIG = 64 * 3 * 224 * 224 * 4
+_STACKED = 32 * 3 * 128 * 128 * 4
 HEADLINES = {
     "small": Headline("32 samples of 1 KiB and a label, 2 workers", "rate", "batches/s", True),
     "fields": Headline("256 dicts of 20 short arrays, 2 workers", "rate", "batches/s", True),
     "big": Headline("64 float32 images of (3, 224, 224), 2 workers", "rate", "GB/s", True, _BIG / 1e9),
     "decode": Headline("32 JPEGs to (3, 224, 224) float32, 2 workers", "rate", "batches/s", True),
+    "stacked": Headline("32 images of (3, 128, 128) by `np.stack`, 2 workers", "rate", "GB/s", True, _STACKED / 1e9),
     "inmem": Headline("256 shuffled rows of 50,000 images in memory, no workers", "rate", "batches/s", True),
     "start-forkserver": Headline("first batch, 2 workers, forkserver", "seconds", "s", False),
     "start-spawn": Headline("first batch, 2 workers, spawn", "seconds", "s", False),

@@ -183,6 +183,7 @@ QUESTIONS: dict[str, Callable[[str, str, bool], Figures]] = {
     "fields": stream_rate,
     "big": stream_rate,
     "decode": stream_rate,
+    "stacked": stream_rate,
     "inmem": array_rate,
     "start-forkserver": start,
     "start-spawn": start,

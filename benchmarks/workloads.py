@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -98,6 +99,7 @@ class Stream:
     dataset: Callable[[], Any]
     batch_size: int
     workers: int = 2
+    collate_fn: Callable[[list[Any]], Any] | None = None
 
 
 STREAMS = {
@@ -105,4 +107,5 @@ STREAMS = {
     "fields": Stream(Fields, 256),
     "big": Stream(Images, 64),
     "decode": Stream(Jpegs, 32),
+    "stacked": Stream(partial(Images, side=128), 32, collate_fn=np.stack),
 }

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import itertools
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -95,3 +97,51 @@ def test_every_workload_can_be_run(loader: str) -> None:
         figures = json.loads(done.stdout)
         headline = module("report").HEADLINES[workload.partition("@")[0]]
         assert headline.key in figures or "no floor" in figures["error"], figures
+
+
+@pytest.mark.slow
+def test_what_a_backend_costs_is_told_for_each_that_is_there() -> None:
+    backends = [name for name in ("torch", "jax") if importlib.util.find_spec(name) is not None]
+    command = [sys.executable, "-m", "benchmarks.backends", "--rounds", "1", "--seconds", "0.2"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    rows = [line.split(" | ") for line in done.stdout.splitlines() if line.startswith(("| inmem", "| leaf"))]
+    wanted = [("| inmem", "torch")] * ("torch" in backends) + [("| leaf", name) for name in backends]
+    assert [(row[0], row[1]) for row in rows] == wanted
+    assert all(float(row[2].split()[0]) > 0 for row in rows)
+
+
+def gpu_check(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "benchmarks/gpu_check.py", *arguments]
+    return subprocess.run(
+        command, cwd=ROOT, env=os.environ | environment, capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+def test_the_gpu_check_says_that_there_is_no_gpu_and_ends_well() -> None:
+    if Path("/dev/nvidiactl").exists():
+        pytest.skip("there is a GPU here")
+    done = gpu_check()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "no NVIDIA GPU on this machine: nothing was checked\n"
+
+
+@pytest.mark.slow
+def test_a_part_of_the_gpu_check_that_fails_hides_no_other(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("jax")
+    written = tmp_path / "found.json"
+    dry = ("--dry-run", "--workers", "1", "--json", str(written))
+    done = gpu_check(*dry, JAX_PLATFORMS="of_nobody")
+    results = json.loads(written.read_text())["results"]
+    assert done.returncode == 1
+    assert list(results) == [f"{name}: {part}" for part in ("right", "fast") for name in ("torch", "jax", "cupy")]
+    for part in ("right", "fast"):
+        assert results[f"torch: {part}"]["passed"] is True
+        assert "of_nobody" in results[f"jax: {part}"]["error"]
+        assert "skipped" in results[f"cupy: {part}"]
+        assert f"torch: {part}\n" in done.stdout
+    assert results["torch: right"]["mismatches"] == 0
+    done = gpu_check(*dry, "--only", "jax")
+    assert done.returncode == 0, done.stdout
+    assert {facts["passed"] for facts in json.loads(written.read_text())["results"].values()} == {True}

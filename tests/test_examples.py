@@ -84,6 +84,90 @@ def test_the_jax_loop_shards_batches_over_eight_devices() -> None:
     assert float(last.removeprefix("accuracy: ")) > 0.95
 
 
+STAND_IN_FOR_CUPY = """
+from types import SimpleNamespace
+
+import numpy
+from numpy import *
+
+
+class ndarray(numpy.ndarray):
+    def set(self, source, stream=None):
+        self[...] = source
+
+
+def empty(shape, dtype):
+    return numpy.empty(shape, dtype).view(ndarray)
+
+
+class Device:
+    def __init__(self, number=0):
+        self.id = number
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        pass
+
+
+class Event:
+    done = True
+
+
+class Stream:
+    def __init__(self, non_blocking=False):
+        pass
+
+    def record(self):
+        return Event()
+
+    def wait_event(self, event):
+        pass
+
+
+runtime = SimpleNamespace(
+    getDeviceCount=lambda: 1,
+    hostRegister=lambda address, size, flags: None,
+    hostUnregister=lambda address: None,
+    deviceSynchronize=lambda: None,
+    CUDARuntimeError=RuntimeError,
+)
+cuda = SimpleNamespace(runtime=runtime, Device=Device, Stream=Stream, get_current_stream=Stream)
+"""
+"""NumPy under CuPy's names, with one GPU that copies at once."""
+
+
+def learnt(said: str) -> bool:
+    match = re.fullmatch(r"accuracy: ([01]\.\d{3})\n", said)
+    return match is not None and float(match[1]) > 0.95
+
+
+@pytest.mark.parametrize(
+    ("module", "reason"),
+    [
+        ("raise ModuleNotFoundError(name='cupy')", "backend 'cupy' needs cupy, which is not installed: pip install"),
+        (STAND_IN_FOR_CUPY.replace("lambda: 1,", "lambda: 0,"), "CuPy finds no NVIDIA GPU"),
+        (STAND_IN_FOR_CUPY, None),
+    ],
+    ids=["no CuPy", "no GPU", "a stand-in"],
+)
+def test_the_cupy_loop_learns_or_says_what_is_missing(module: str, reason: str | None, tmp_path: Path) -> None:
+    (tmp_path / "cupy.py").write_text(module)
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    said = run_example("cupy_loop.py", environment={"PYTHONPATH": path})
+    assert learnt(said) if reason is None else said.startswith(reason)
+
+
+@pytest.mark.gpu
+def test_the_cupy_loop_learns_on_a_gpu() -> None:
+    needs("cupy")
+    said = run_example("cupy_loop.py")
+    if said.startswith("CuPy finds no"):
+        pytest.skip(said)
+    assert learnt(said)
+
+
 def make_images(folder: Path) -> None:
     """Two classes of 20 small images: bright at the top, or bright at the left."""
     from PIL import Image

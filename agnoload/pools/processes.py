@@ -138,6 +138,7 @@ class ProcessPool:
         method, workers, fetch = method_of(self._context), self._workers, self._fetch
         if method == "fork":
             _warn_about_threads()
+            _warn_about_devices()
         else:
             with sending() as self._extra:
                 self._payload, self._classes = pack(fetch, surroundings(environment), fetch.parts(), method)
@@ -700,4 +701,22 @@ def _warn_about_threads() -> None:
             f"multiprocessing_context='fork' copies this process of {others + 1} threads, and the {others} that are "
             "not copied may hold locks that nobody will release in the copy: a worker can hang for ever. Use the "
             "default (forkserver)"
+        )
+
+
+DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/accel")
+"""How the names begin under which accelerators are opened."""
+
+
+def _warn_about_devices() -> None:
+    opened = set()
+    with contextlib.suppress(OSError):
+        for descriptor in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):
+                opened.add(os.readlink(f"/proc/self/fd/{descriptor}"))
+    devices = sorted(name for name in opened if name.startswith(DEVICES))
+    if devices:
+        warn(
+            f"multiprocessing_context='fork' copies this process, which has opened {', '.join(devices)}: a driver does "
+            "not work in a copy, so a sample that uses the device fails or hangs. Use the default (forkserver)"
         )

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agnoload import AgnoloadWarning, BackendUnavailable, OptionError, get_backend
+from agnoload import AgnoloadWarning, BackendUnavailable, DataLoader, OptionError, get_backend, plugins
 from agnoload.testing.backends import check_backend
 
 
@@ -109,6 +109,7 @@ def fake_cupy(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         runtime=runtime, Device=FakeDevice, Stream=FakeStream, get_current_stream=lambda: consumer
     )
     monkeypatch.setitem(sys.modules, "cupy", module)
+    monkeypatch.setattr(plugins, "_loaded", None)  # and forgets the stand-in afterwards
     log.clear()
     events.clear()
     vars(settings).update(devices=2, done=False, refuse=False)
@@ -135,6 +136,32 @@ def test_faked_without_a_gpu_the_check_gives_the_reason(backend: Any, devices: i
     settings.devices = devices
     with pytest.raises(BackendUnavailable, match=reason):
         backend.check()
+
+
+@pytest.mark.parametrize(("devices", "reason"), [(0, "no NVIDIA GPU"), (-1, "cudaErrorInsufficientDriver")])
+def test_faked_without_a_gpu_a_loader_is_refused_when_it_is_made(devices: int, reason: str) -> None:
+    settings.devices = devices
+    with pytest.raises(BackendUnavailable, match=reason):
+        DataLoader(range(4), 2, backend="cupy")
+
+
+def test_faked_samples_of_cupy_arrays_become_batches_on_the_gpu() -> None:
+    def sample(number: int) -> dict[str, Any]:
+        array = FakeArray((3,), np.float32)
+        array.array[:] = number
+        return {"x": array, "pair": (array, number)}
+
+    settings.done = True
+    samples = [sample(number) for number in range(4)]
+    for options in ({"backend": "cupy"}, {"backend": "cupy", "device": "cuda:1"}):
+        for first, batch in enumerate(DataLoader(samples, 2, **options)):
+            rows = [[float(2 * first)] * 3, [float(2 * first + 1)] * 3]
+            assert isinstance(batch["x"], FakeArray)
+            assert batch["x"].array.dtype == np.float32
+            assert batch["x"].array.tolist() == batch["pair"][0].array.tolist() == rows
+    plain = list(DataLoader(samples, 4))
+    assert type(plain[0]["x"]) is np.ndarray
+    assert plain[0]["x"][:, 0].tolist() == [0, 1, 2, 3]
 
 
 def test_faked_a_device_is_a_number_a_name_or_cupys_own(backend: Any) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
 import socket
 import subprocess
 import sys
 import textwrap
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -60,6 +62,47 @@ def test_an_aligned_array_is_shared(backend: Any, dtype: str) -> None:
     assert array.dtype == leaf.dtype
     assert array.unsafe_buffer_pointer() == leaf.ctypes.data
     assert np.array_equal(np.asarray(array), leaf)
+
+
+@pytest.fixture
+def quick() -> Iterator[Any]:
+    """What takes arrays, made anew, and once more afterwards."""
+    from agnoload_jax.arrays import _taker
+
+    _taker.cache_clear()
+    yield _taker
+    _taker.cache_clear()
+
+
+@one_cpu
+@pytest.mark.parametrize("dtype", list("?bBhHiIefF"))
+@pytest.mark.parametrize("shape", [(), (0, 3), (4,), (2, 3, 4)])
+def test_the_short_way_to_an_array_gives_what_from_dlpack_gives(quick: Any, dtype: str, shape: tuple[int, ...]) -> None:
+    take = quick()
+    assert take is not jax.dlpack.from_dlpack, (
+        "this JAX has no such step any more: the tests of its results test nothing"
+    )
+    for offset in (0, 8):
+        leaf = aligned(np.arange(math.prod(shape)).reshape(shape).astype(dtype), offset)
+        one, other = take(leaf), jax.dlpack.from_dlpack(leaf)
+        assert type(one) is type(other)
+        assert one.aval == other.aval
+        assert (one.weak_type, one.committed, one.sharding) == (other.weak_type, other.committed, other.sharding)
+        assert np.array_equal(np.asarray(one), leaf)
+        places = [array.unsafe_buffer_pointer() == leaf.ctypes.data for array in (one, other)]
+        assert places[0] == places[1]
+
+
+@one_cpu
+@pytest.mark.parametrize("step", [None, lambda *_: jnp.zeros((4, 4)), lambda *_: jnp.zeros((4, 4), jnp.int8)])
+def test_where_jax_has_changed_the_public_way_is_taken(
+    quick: Any, step: Any, monkeypatch: pytest.MonkeyPatch, backend: Any
+) -> None:
+    monkeypatch.setattr("jax._src.lib._jax.dlpack_managed_tensor_to_buffer", step)
+    assert quick() is jax.dlpack.from_dlpack
+    monkeypatch.undo()
+    leaf = aligned(np.arange(32, dtype=np.float32))
+    assert backend.convert(leaf).unsafe_buffer_pointer() == leaf.ctypes.data
 
 
 @one_cpu

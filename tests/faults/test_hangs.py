@@ -7,12 +7,14 @@ import re
 import signal
 import threading
 import warnings
+from pathlib import Path
 
 import psutil
 import pytest
 
 from agnoload import AgnoloadWarning, DataLoader, WorkerTimeout
 from agnoload.pools import processes
+from agnoload.pools.start import start_process
 
 METHODS = ("forkserver", pytest.param("spawn", marks=pytest.mark.slow), "fork")
 PATIENCE = {"forkserver": 1, "spawn": 6, "fork": 1}
@@ -156,6 +158,7 @@ LOCKED = """
 import sys, threading, types, warnings
 import agnoload
 from agnoload.pools import processes
+from agnoload.pools.start import start_process
 
 module = types.ModuleType("holder")
 source = "import threading\\nlock = threading.Lock()\\n"
@@ -247,3 +250,28 @@ def test_requests_go_to_whoever_is_free(gate) -> None:
         with open(gate, "wb"):
             pass
         assert int(next(batches)[0]) == 0
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_c50_a_fork_of_a_process_that_has_opened_a_gpu_is_warned_of_before_it_is_made(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = tmp_path / "nvidia0"
+    device.touch()
+    monkeypatch.setattr(processes, "DEVICES", (str(device),))
+    starts: list[int] = []
+    monkeypatch.setattr(
+        processes, "start_process", lambda *a, **k: starts.append(len(caught)) or start_process(*a, **k)
+    )
+    with device.open(), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", AgnoloadWarning)
+        with DataLoader(range(8), 4, num_workers=2, multiprocessing_context=method) as loader:
+            assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    said = [str(each.message) for each in caught if issubclass(each.category, AgnoloadWarning)]
+    if method == "fork":
+        assert len(said) == 1
+        assert f"has opened {device}: a driver does not work in a copy" in said[0]
+        assert caught[0].filename == __file__
+        assert starts == [1, 1]
+    else:
+        assert said == []

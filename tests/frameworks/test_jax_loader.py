@@ -127,6 +127,27 @@ def test_c54_a_dataset_that_uses_jax_gives_the_same_in_workers_and_takes_no_devi
         assert batch["half"].dtype.name == "bfloat16"
 
 
+class Importing(agnoload.Dataset):
+    """Imports JAX and asks it for nothing; the batch says whether somebody made JAX take its devices."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> Any:
+        import jax  # noqa: F401
+        from jax._src.xla_bridge import backends_are_initialized
+
+        return {"x": np.full(3, index, np.float32), "taken": backends_are_initialized()}
+
+
+@pytest.mark.parametrize("backend", ["numpy", "jax"])
+def test_c54_a_worker_whose_dataset_imports_jax_does_not_make_it_take_devices(jax: Any, backend: str) -> None:
+    with DataLoader(Importing(), 2, backend=backend, num_workers=1) as loader:
+        batches = list(loader)
+    assert [batch["taken"].tolist() for batch in batches] == [[False, False]] * 2
+    assert [batch["x"][:, 0].tolist() for batch in batches] == [[0, 1], [2, 3]]
+
+
 class Point(NamedTuple):
     x: Any
     y: Any

@@ -227,6 +227,40 @@ def test_the_epoch_counts_up_by_itself(workers: dict[str, Any]) -> None:
         assert loader.epoch == 7
 
 
+@each_pool
+@pytest.mark.parametrize("end", [lambda iterator: iterator.close(), lambda iterator: None], ids=["closed", "dropped"])
+def test_an_iterator_that_is_never_asked_for_a_batch_counts_no_epoch(
+    workers: dict[str, Any], end: Callable[[Any], None]
+) -> None:
+    def throw_away(loader: Any) -> None:
+        before = loader.state_dict()
+        end(iter(loader))
+        after = loader.state_dict()
+        assert (after["epoch"], after["position"]) == (before["epoch"], before["position"])
+        assert loader.epoch == before["epoch"]
+
+    want = [lists(DataLoader(range(40), 8, shuffle=True, seed=5).steps(5 * epochs)) for epochs in (1, 2, 3)]
+    with DataLoader(range(40), 8, shuffle=True, seed=5, **workers) as loader:
+        for epoch in range(2):  # at the start, and after an epoch
+            throw_away(loader)
+            throw_away(loader)
+            assert [*(want[epoch - 1] if epoch else []), *lists(loader)] == want[epoch]
+        iterator = iter(loader)
+        given = [next(iterator).tolist() for _ in range(2)]
+        state = loader.state_dict()
+        iterator.close()
+        loader.load_state_dict(state)
+        throw_away(loader)  # in the middle of an epoch
+        assert want[1] + given + lists(loader) == want[2]
+        generators = [np.random.default_rng(3) for _ in range(2)]
+        one, other = (DataLoader(range(40), 40, shuffle=True, generator=each, **workers) for each in generators)
+        with one, other:
+            end(iter(one))  # nor does it draw another seed
+            assert lists(one) == lists(other)
+            end(iter(one))
+            assert lists(one) == lists(other)
+
+
 def test_an_iterator_that_has_ended_stays_ended() -> None:
     iterator = iter(DataLoader(range(2)))
     assert len(list(iterator)) == 2

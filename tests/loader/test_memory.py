@@ -231,6 +231,31 @@ def test_c29_a_worker_carries_no_framework_and_takes_little_memory(method: str) 
             assert private <= 25 * MIB
 
 
+def test_c04_large_batches_of_a_numpy_collate_fn_come_unchanged_and_without_a_framework() -> None:
+    code = """
+        import sys
+        import numpy as np, agnoload
+        FRAMEWORKS = {"torch", "jax", "jaxlib", "cupy"}
+        base = np.arange(3 * 128 * 128, dtype=np.float32).reshape(3, 128, 128)
+
+        def stacked(samples):
+            assert not FRAMEWORKS & set(sys.modules)
+            return np.stack(samples)
+
+        class Images:
+            def __len__(self): return 3200
+            def __getitem__(self, index): return base + np.float32(index)
+
+        with agnoload.DataLoader(Images(), 32, num_workers=2, collate_fn=stacked) as loader:
+            for number, batch in enumerate(loader):
+                assert type(batch) is np.ndarray and batch.dtype == np.float32 and batch.nbytes == 6_291_456
+                numbers = np.arange(32 * number, 32 * number + 32, dtype=np.float32)
+                assert (batch == base + numbers[:, None, None, None]).all()
+        print(number, FRAMEWORKS & set(sys.modules))
+    """
+    assert run(code) == "99 set()"
+
+
 def growth(texts: Any, method: str) -> int:
     """How much the private memory of the worst worker grows over a shuffled epoch."""
     with DataLoader(texts, 1000, shuffle=True, num_workers=2, multiprocessing_context=method) as loader:
