@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
 import sys
-import textwrap
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,26 +24,6 @@ def jax() -> Any:
     return pytest.importorskip("jax")
 
 
-def start(code: str, *arguments: str, **environment: str) -> subprocess.Popen[str]:
-    """A fresh interpreter with warnings as errors."""
-    command = [sys.executable, "-W", "error", "-c", textwrap.dedent(code), *arguments]
-    return subprocess.Popen(
-        command, env={**os.environ, **environment}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-
-
-def ended(*processes: subprocess.Popen[str]) -> list[str]:
-    """What they print, once all have ended well."""
-    try:
-        outputs = [process.communicate(timeout=100) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    assert [process.returncode for process in processes] == [0] * len(processes), outputs
-    return [out for out, _ in outputs]
-
-
 class Wide(agnoload.Dataset):
     """A number that only 64 bits hold."""
 
@@ -53,7 +31,6 @@ class Wide(agnoload.Dataset):
         return 8
 
     def __getitem__(self, index: int) -> Any:
-        import sys
 
         return {"wide": 2**40 + 7, "x": np.float32(index), "framework": "jax" in sys.modules}
 
@@ -90,7 +67,6 @@ class Jaxen(agnoload.Dataset):
         return 20
 
     def __getitem__(self, index: int) -> Any:
-        import os
 
         import jax
         import jax.numpy as jnp
@@ -289,9 +265,9 @@ EIGHT = """
 
 
 @pytest.mark.filterwarnings("default")
-def test_c37_batches_over_eight_devices_from_workers_that_start_after_jax(jax: Any) -> None:
+def test_c37_batches_over_eight_devices_from_workers_that_start_after_jax(start: Any, ended: Any, jax: Any) -> None:
     flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
-    assert ended(start(EIGHT, **flags)) == ["ok\n"]
+    assert ended(start(EIGHT, **flags, PYTHONWARNINGS="error")) == ["ok\n"]
 
 
 HOST = """
@@ -336,12 +312,12 @@ class Drawn(agnoload.Dataset):
         return index, agnoload.sample_rng().integers(1 << 30, dtype=np.int32)
 
 
-def test_two_processes_load_their_shares_of_global_arrays(jax: Any) -> None:
+def test_two_processes_load_their_shares_of_global_arrays(start: Any, ended: Any, jax: Any) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
     flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
-    outputs = ended(*[start(HOST, str(rank), address, **flags) for rank in range(2)])
+    outputs = ended(*[start(HOST, str(rank), address, **flags, PYTHONWARNINGS="error") for rank in range(2)])
     shares = [[line.split(maxsplit=3)[1:] for line in out.splitlines() if line.startswith("share")] for out in outputs]
     assert [len(share) for share in shares] == [8, 8]
     alone = iter(DataLoader(Drawn(), 16, shuffle=True, seed=7, drop_last=True).steps(8))

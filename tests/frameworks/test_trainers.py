@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import socket
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -35,25 +31,6 @@ def free_port() -> str:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return str(probe.getsockname()[1])
-
-
-def start(code: str, *arguments: str, **environment: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", textwrap.dedent(code), *arguments]
-    return subprocess.Popen(
-        command, env={**os.environ, **environment}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-
-
-def ended(*processes: subprocess.Popen[str]) -> list[str]:
-    """What they print, once all have ended well."""
-    try:
-        outputs = [process.communicate(timeout=200) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    assert [process.returncode for process in processes] == [0] * len(processes), outputs
-    return [out for out, _ in outputs]
 
 
 class Rows(agnoload.Dataset):
@@ -165,7 +142,7 @@ ALONE = (
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["environment", "group"])
-def test_two_processes_train_as_one_does(torch: Any, how: str) -> None:
+def test_two_processes_train_as_one_does(start: Any, ended: Any, torch: Any, how: str) -> None:
     port = free_port()
     variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"} if how == "environment" else {}
     ranks = [
@@ -239,7 +216,9 @@ LIGHTNING_ALONE = (
 
 
 @pytest.mark.slow
-def test_lightning_trains_validates_and_goes_on_in_mid_epoch(torch: Any, tmp_path: Path) -> None:
+def test_lightning_trains_validates_and_goes_on_in_mid_epoch(
+    start: Any, ended: Any, torch: Any, tmp_path: Path
+) -> None:
     needs("lightning")
     assert ended(start(LIGHTNING_ALONE, str(tmp_path)))[0].splitlines()[-1] == "ok"
 
@@ -260,7 +239,7 @@ LIGHTNING_RANK = (
 
 
 @pytest.mark.slow
-def test_lightning_in_two_processes_trains_on_the_shares_of_one_order(torch: Any) -> None:
+def test_lightning_in_two_processes_trains_on_the_shares_of_one_order(start: Any, ended: Any, torch: Any) -> None:
     needs("lightning")
     group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": "2", "NODE_RANK": "0"}
     outputs = ended(*[start(LIGHTNING_RANK, **group, LOCAL_RANK=str(rank)) for rank in range(2)])
@@ -329,7 +308,9 @@ ACCELERATE_ALONE = (
 
 
 @pytest.mark.slow
-def test_accelerate_takes_the_loader_as_it_is_and_keeps_its_place(torch: Any, tmp_path: Path) -> None:
+def test_accelerate_takes_the_loader_as_it_is_and_keeps_its_place(
+    start: Any, ended: Any, torch: Any, tmp_path: Path
+) -> None:
     needs("accelerate")
     assert ended(start(ACCELERATE_ALONE, str(tmp_path), OMP_NUM_THREADS="1"))[0].splitlines()[-1] == "ok"
 
@@ -350,7 +331,7 @@ ACCELERATE_RANK = (
 
 
 @pytest.mark.slow
-def test_accelerate_in_two_processes_gathers_whole_batches_of_one_order(torch: Any) -> None:
+def test_accelerate_in_two_processes_gathers_whole_batches_of_one_order(start: Any, ended: Any, torch: Any) -> None:
     needs("accelerate")
     group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
     outputs = ended(*[start(ACCELERATE_RANK, **group, RANK=str(rank), LOCAL_RANK=str(rank)) for rank in range(2)])
