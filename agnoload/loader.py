@@ -842,25 +842,29 @@ def _again(kind: type[DataLoader[Any, Any]], options: dict[str, Any], state: dic
 
 
 class _Idle:
-    """The kept workers of a loader between two iterators."""
+    """The kept workers of a loader between two iterators. Threads may take and put at once: no pool goes to two."""
 
     def __init__(self) -> None:
-        self._pool: ProcessPool | None = None
+        self._pools: list[ProcessPool] = []
 
     def take(self) -> ProcessPool | None:
-        """The pool, if there is one and it is this process's, not that of the one it was forked from."""
-        pool, self._pool = self._pool, None
-        return pool if pool is not None and pool.is_ours else None
+        """A pool, if there is one and it is this process's, not that of the one it was forked from."""
+        while self._pools:
+            with suppress(IndexError):  # another thread was quicker
+                pool = self._pools.pop()
+                if pool.is_ours:
+                    return pool
+        return None
 
     def put(self, pool: ProcessPool) -> None:
-        if self._pool is not None and self._pool.is_ours:
+        if any(kept.is_ours for kept in self._pools):
             pool.close()
         else:
             pool.abandon()
-            self._pool = pool
+            self._pools.append(pool)
 
     def close(self) -> None:
-        if (pool := self.take()) is not None:
+        while (pool := self.take()) is not None:
             pool.close()
 
 
