@@ -20,7 +20,7 @@ from typing import Any, Generic, Literal, NamedTuple, Self, TypeVar, Unpack, ove
 import numpy as np
 from numpy.typing import NDArray
 
-from agnoload import plugins
+from agnoload import plugins, seeding
 from agnoload.arguments import integer, number
 from agnoload.auto import ENOUGH, Choice, adjusted, choose_for_stream, choose_workers
 from agnoload.cores import usable_cores, usable_memory
@@ -43,6 +43,7 @@ from agnoload.protocols import Backend, Empty, Fetch, IndexArray, Pool
 from agnoload.ranks import local_world_size, rank_and_world
 from agnoload.samplers.basic import RandomSampler, SequentialSampler
 from agnoload.samplers.sampler import SeededSampler, effective_seed, is_transparent
+from agnoload.seeding import Rewinder, SampleContext
 from agnoload.state import Place, capture, restore
 from agnoload.stats import Recorder, Stats, Timeline, size_of
 from agnoload.streams import StreamPlan, length_or_none, need_length, settle_ranks, split_of
@@ -356,10 +357,17 @@ class DataLoader(Generic[SampleT, BatchT]):
         options = self._options
         if options.batch_sampler is not None:
             return len(options.batch_sampler)
-        total = need_length(options.dataset) if options.stream else len(self._sampler)
+        total = self._stream_length() if options.stream else len(self._sampler)
         if options.batch_size is None:
             return total
         return total // options.batch_size if options.drop_last else -(-total // options.batch_size)
+
+    def _stream_length(self) -> int:
+        """The samples of this epoch: where shards are shuffled and then split, a rank has others in each."""
+        context = SampleContext(Rewinder())
+        context.at(self.seed, self.epoch, 0, 1, 0)
+        with seeding.use(context):
+            return need_length(self._options.dataset)
 
     def __repr__(self) -> str:
         options = self._options
@@ -505,8 +513,8 @@ class DataLoader(Generic[SampleT, BatchT]):
             )
         if 0 < plan.lanes < workers:
             self._say_once(
-                f"the stream has {plan.lanes} lanes for {workers} workers: {workers - plan.lanes} of them have nothing "
-                "to do. Use fewer workers, or a stream with more shards (and `lanes`)"
+                f"the stream has {plan.lanes} lane{'s' * (plan.lanes > 1)} for {workers} workers: the others have "
+                "nothing to do. Use fewer workers, or a stream with more shards (and `lanes`)"
             )
         length = None if split_of(options.dataset) else length_or_none(options.dataset)  # of a share it is worked out
         return StreamedPlan(place, plan, options.drop_last, self._say_once, length)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from typing import Any, NamedTuple, TypeVar, get_args
 
@@ -11,7 +11,16 @@ from agnoload.arguments import word
 from agnoload.errors import OptionError
 from agnoload.ranks import check_rank, rank_and_world
 from agnoload.streams.base import ChainDataset, DerivedStream, MappedStream, Uneven, as_stream, need_length, parts_of
-from agnoload.streams.cursor import Cursor, Opening, ShardsCursor, length_or_none, num_shards_of, open_stream, shard_of
+from agnoload.streams.cursor import (
+    Cursor,
+    Opening,
+    ShardsCursor,
+    length_or_none,
+    num_shards_of,
+    open_stream,
+    shard_length_of,
+    shard_of,
+)
 from agnoload.words import brief
 
 T_co = TypeVar("T_co", covariant=True)
@@ -103,7 +112,7 @@ class RankStream(DerivedStream[T_co]):
 
     def __len__(self) -> int:
         sharded = num_shards_of(self.source) is not None
-        if sharded and self.world_size > 1:
+        if sharded and (self.world_size > 1 or length_or_none(self.source) is None):
             try:
                 lengths = self._lengths()
             except OptionError as error:  # what `len` must raise where there is no length
@@ -134,6 +143,8 @@ class _RankCursor(Cursor):
         self._source = open_stream(stream.source, opening.inner(opening.state)._replace(world=self._world))
         self._repeats = self._uneven in ("pad", "repeat")
         self._head: list[Any] = []
+        self._ended = False
+        """The source has: it is not asked again, nor where it stands. It may have gone back to its start."""
 
     @property
     def deferred(self) -> bool:  # type: ignore[override]
@@ -153,12 +164,13 @@ class _RankCursor(Cursor):
         context = seeding.current() if self._direct else None
         start = 0 if context is None else context.item
         drafts = []
-        for place in range(self._world):
+        for place in range(0 if self._ended else self._world):
             if context is not None:
                 context.item = start + place  # each sample of the source has a position of its own
             try:
                 drafts.append(self._source.take())
             except StopIteration:
+                self._ended = True
                 break
         return drafts
 
@@ -168,7 +180,8 @@ class _RankCursor(Cursor):
         return (sample, real) if self._uneven == "pad" else sample
 
     def state(self) -> Any:
-        return None if self._repeats else self._source.state()  # what is repeated would have to be saved, too
+        # What is repeated would have to be saved, too.
+        return None if self._repeats or self._ended else self._source.state()
 
 
 class HeadStream(DerivedStream[T_co]):
@@ -244,10 +257,7 @@ def _flagged(real: bool, sample: Any) -> tuple[Any, bool]:
 
 
 def _shard_length(stream: Any, number: int) -> int:
-    tell: Callable[[int], int] | None = getattr(stream, "shard_length", None)
-    if tell is not None:
-        return int(tell(number))
-    length = length_or_none(shard_of(stream, number))
+    length = shard_length_of(stream, number)
     if length is None:
         raise OptionError(
             f"to even out the ranks it must be known how long each shard is, but shard {number} of "

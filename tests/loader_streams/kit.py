@@ -43,6 +43,18 @@ class Shards(IterableDataset):
         return range(number, self.n, self.num_shards)
 
 
+class Sized(IterableDataset):
+    """0, 1, ... in shards of given sizes, one after the other."""
+
+    def __init__(self, sizes):
+        self.sizes = sizes
+        self.num_shards = len(sizes)
+
+    def shard(self, number):
+        start = sum(self.sizes[:number])
+        return range(start, start + self.sizes[number])
+
+
 class Resumable(IterableDataset):
     """0, 1, ... n - 1, and says where it stands; writes a byte to `log` for each sample that it reads."""
 

@@ -250,6 +250,47 @@ def test_padded_ranks_come_with_a_mask(kit, same_for_all):
     assert found == [[([0, 2, 4], [True] * 3)], [([1, 3, 0], [True, True, False])]]
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("uneven", ["keep", "stop", "repeat", "pad"])
+def test_ranks_that_split_shuffled_shards_agree_on_their_order_and_know_their_lengths(kit, uneven, workers):
+    """Each rank makes a stream of its own, as each process does."""
+    sizes, orders = [4, 1, 3, 0, 5], []
+    for epoch in range(3):
+        shares, found = [], []
+        for rank in range(2):
+            stream = kit.Sized(sizes).shuffle(3).split_by_rank(rank, 2, uneven=uneven)
+            loader = DataLoader(stream, 2, seed=5, num_workers=workers, worker_type="thread")
+            loader.set_epoch(epoch)
+            batches = len(loader)
+            columns = [batch if uneven == "pad" else (batch,) for batch in loader]
+            assert len(columns) == batches
+            found.append([list(zip(*(column.tolist() for column in batch), strict=True)) for batch in columns])
+            shares.append(list(itertools.chain(*found[-1])))
+        if uneven == "pad":
+            assert len(shares[0]) == len(shares[1])
+            shares = [[sample for sample in share if sample[1]] for share in shares]
+        everything = [sample[0] for share in shares for sample in share]
+        if uneven in ("keep", "pad"):
+            assert sorted(everything) == list(range(13))
+        if uneven == "stop":
+            assert len(set(everything)) == len(everything) == 2 * len(shares[0])
+        if uneven == "repeat":
+            assert len(shares[0]) == len(shares[1])
+            assert set(everything) == set(range(13))
+        orders.append(found)
+    assert orders[0] != orders[1] != orders[2]
+
+
+def test_a_shuffled_stream_whose_length_was_asked_for_before_runs_on_the_loaders_seed(kit, load):
+    def make(ask):
+        stream = kit.Sized([3, 2, 4]).shuffle(2).split_by_rank(0, 1, uneven="stop")
+        if ask:
+            len(stream), list(stream)
+        return load(stream, 2, seed=1)
+
+    assert make(ask=True) == make(ask=False)
+
+
 def test_c08_ranks_draw_nothing_in_common_from_a_stream(kit, load, monkeypatch):
     seen = {"own": [], "numpy": [], "python": []}
     for rank in ("0", "1"):

@@ -208,6 +208,16 @@ def test_ranks_of_a_stream_go_on_together(kit, workers):
         )
 
 
+def test_a_rank_whose_last_batch_is_full_while_the_last_round_is_not_resumes_behind_it(kit):
+    """To read the rank's last sample is to see the end of the stream, which by then stands at its start again."""
+
+    def make():
+        return DataLoader(kit.Resumable(7).split_by_rank(0, 2).map(kit.with_own_draw), 2, seed=1)
+
+    whole = check_every_batch(make, quiet=False)
+    assert [batch["value"] for batch in whole] == [[0, 2], [4, 6]] * 2
+
+
 def test_more_ranks_go_on_where_fewer_stood(kit):
     def make(rank, world, size):
         stream = kit.Count(48).split_by_rank(rank, world).map(kit.with_own_draw)
