@@ -91,8 +91,9 @@ class DataLoader(Generic[SampleT, BatchT]):
         batches are made of.
     device: where the batches shall be, in the backend's own terms; None leaves them in the host's memory.
     seed: a non-negative int that the order and all randomness inside samples follow from; drawn from the operating
-        system when None, and readable as `loader.seed`. The batches are a function of dataset, options, seed and epoch,
-        whatever the number, kind and start method of the workers.
+        system when None (0 for a stream that is split over ranks, so that they agree), and readable as `loader.seed`.
+        The batches are a function of dataset, options, seed and epoch, whatever the number, kind and start method of
+        the workers.
     worker_type: `"process"` or `"thread"`.
     on_error: `"raise"`; `"skip"` leaves a bad sample out; `"replace"` takes another sample of the epoch; or a callable
         `(error, index)` that returns one of these.
@@ -224,13 +225,14 @@ class DataLoader(Generic[SampleT, BatchT]):
         self._backend = plugins.get_backend(backend)
         self._place_on = self._backend.check(device, options.pin_memory)
         world = plugins.rank_and_world(self._backend)
+        split = options.stream and settle_ranks(options.dataset, world)
         self._sampler = self._make_sampler(world)
         self._stranger = Stranger(self._sampler)
         self._rank, self._world_size = self._stranger.share() or rank_and_world(world)
         self._warned = False
         self._said: set[str] = set()
         self._choice: Choice | None = None
-        self._settle(Epochs(self._stranger, options.seed, options.generator))
+        self._settle(Epochs(self._stranger, options.seed, options.generator, default=0 if split else None))
 
     def _settle(self, epochs: Epochs) -> None:
         """Be a loader that has not been iterated yet."""
@@ -463,7 +465,6 @@ class DataLoader(Generic[SampleT, BatchT]):
         """The sampler or batch sampler that orders the samples; None for a stream."""
         options = self._options
         if options.stream:
-            settle_ranks(options.dataset, world)
             return None
         sampler = options.batch_sampler if options.batch_sampler is not None else options.sampler
         if sampler is None:

@@ -10,7 +10,16 @@ from agnoload import seeding
 from agnoload.arguments import word
 from agnoload.errors import OptionError
 from agnoload.ranks import check_rank, rank_and_world
-from agnoload.streams.base import ChainDataset, DerivedStream, MappedStream, Uneven, as_stream, need_length, parts_of
+from agnoload.streams.base import (
+    ChainDataset,
+    DerivedStream,
+    MappedStream,
+    Uneven,
+    all_parts_of,
+    as_stream,
+    need_length,
+    parts_of,
+)
 from agnoload.streams.cursor import (
     Cursor,
     Opening,
@@ -32,7 +41,7 @@ class RankStream(DerivedStream[T_co]):
     With shards, rank r has the shards r, r + world_size, ...; without, the samples r, r + world_size, ...: each rank
     then reads the whole stream, but what was given to `map` runs only for its own samples. `rank` and `world_size` are
     those of this process when not given, from the environment (`RANK`, `WORLD_SIZE`; SLURM; Open MPI) or the loader's
-    backend.
+    backend. All ranks must see the same stream: give their loaders the same `seed`, or none, which is 0 here.
 
     `uneven` says what happens where the shares differ in length: `"keep"`: nothing, each sample comes once on exactly
     one rank. `"stop"`: all ranks end with the shortest. `"repeat"`: shorter ones repeat samples until all are as long
@@ -244,12 +253,12 @@ def split_of(stream: Any) -> Split | None:
     return split if split is None or isinstance(stream, MappedStream) else split._replace(outermost=False)
 
 
-def settle_ranks(stream: Any, backend_world: tuple[int, int] | None) -> None:
-    """Tell every split in a stream what the loader's backend knows of rank and world size."""
-    if isinstance(stream, RankStream):
-        stream.settle(backend_world)
-    for part in parts_of(stream):
-        settle_ranks(part, backend_world)
+def settle_ranks(stream: Any, backend_world: tuple[int, int] | None) -> bool:
+    """Tell every split in a stream what the loader's backend knows of rank and world size; whether there is one."""
+    splits = [part for part in all_parts_of(stream) if isinstance(part, RankStream)]
+    for split in splits:
+        split.settle(backend_world)
+    return bool(splits)
 
 
 def _flagged(real: bool, sample: Any) -> tuple[Any, bool]:

@@ -9,6 +9,7 @@ import warnings
 import numpy as np
 import pytest
 
+import agnoload
 from agnoload import AgnoloadWarning, ChainDataset, DataLoader, DatasetNotPicklable, IterableDataset, OptionError
 from agnoload.streams import is_stream
 
@@ -279,6 +280,28 @@ def test_ranks_that_split_shuffled_shards_agree_on_their_order_and_know_their_le
             assert set(everything) == set(range(13))
         orders.append(found)
     assert orders[0] != orders[1] != orders[2]
+
+
+@pytest.mark.parametrize("outer", [lambda stream: stream, lambda stream: stream.map(lambda value: value)])
+def test_ranks_without_a_seed_agree_on_what_they_split(kit, load, outer):
+    def make(name, rank, world=3):
+        streams = {
+            "samples": kit.Count(23).shuffle(5),
+            "shards": kit.Shards(23, 7).shuffle(5),
+            "mixture": agnoload.Mixture([range(12), range(12, 23)], [2, 1], stop="last", shuffle=True),
+        }
+        return outer(streams[name].split_by_rank(rank, world))
+
+    for name in ("samples", "shards"):
+        shares = [flat(load(make(name, rank), 4, num_workers=2, worker_type="thread")) for rank in range(3)]
+        assert sorted(flat(shares)) == list(range(23))
+        assert DataLoader(make(name, 0)).seed == 0
+        assert DataLoader(make(name, 0), seed=7).seed == 7
+    shares = [flat(load(make("mixture", rank), 4)) for rank in range(3)]
+    whole = flat(load(make("mixture", 0, world=1), 4))
+    assert set(whole) == set(range(23))
+    assert [shares[place % 3][place // 3] for place in range(len(whole))] == whole
+    assert len({DataLoader(kit.Count(5)).seed for _ in range(3)}) == 3
 
 
 def test_a_shuffled_stream_whose_length_was_asked_for_before_runs_on_the_loaders_seed(kit, load):
