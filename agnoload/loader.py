@@ -410,6 +410,8 @@ class DataLoader(Generic[SampleT, BatchT]):
     def steps(self, n: int) -> LoaderIterator[BatchT]:
         """Iterate `n` batches, across the ends of epochs without a gap; no batch spans two epochs.
 
+        An epoch that has no batch ends it before.
+
         >>> [len(batch) for batch in DataLoader(range(10), 4).steps(5)]
         [4, 4, 2, 4, 4]
         """

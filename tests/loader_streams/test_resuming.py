@@ -307,6 +307,52 @@ def test_steps_over_a_stream_that_gives_nothing_end(kit, workers, kind):
             assert list(loader.steps(5)) == []
 
 
+@pytest.mark.parametrize("workers", [0, 1, 2, 3])
+def test_steps_end_at_an_epoch_without_a_batch_however_far_the_next_ones_were_asked_for(kit, workers):
+    def make():
+        return DataLoader(kit.Varying([3, 5, 0, 4]), 2, num_workers=workers, worker_type="thread")
+
+    loader = make()
+    steps = ((batch.tolist(), through_json(loader.state_dict())) for batch in loader.steps(11))
+    with pytest.warns(AgnoloadWarning, match=r"epoch 2 gave no batch, so steps\(11\) ends before it") as told:
+        found, states = zip(*steps, strict=True)
+    assert len(told) == 1
+    assert found == ([0, 1], [2], [0, 1], [2, 3], [4])
+    for place, state in enumerate(states[:-1]):
+        resumed = make()
+        resumed.load_state_dict(state)
+        with pytest.warns(AgnoloadWarning):
+            assert tuple(batch.tolist() for batch in resumed.steps(11)) == found[place + 1 :]
+
+
+def test_steps_over_a_sampler_that_gives_nothing_in_one_epoch_say_so():
+    epochs = [[[0, 1], [2]], [], [[3]]]
+
+    class Batches:
+        def __iter__(self):
+            return iter(epochs.pop(0))
+
+    with pytest.warns(AgnoloadWarning, match=r"epoch 1 gave no batch, so steps\(4\) ends before it"):
+        assert [batch.tolist() for batch in DataLoader(range(4), batch_sampler=Batches()).steps(4)] == [[0, 1], [2]]
+
+
+def test_a_stream_that_can_be_read_only_once_is_one_warning(kit):
+    class Once(agnoload.IterableDataset):
+        def __init__(self):
+            self.left = iter(range(3))
+
+        def __iter__(self):
+            return self.left
+
+    loader = DataLoader(Once(), 2)
+    assert [batch.tolist() for batch in loader] == [[0, 1], [2]]
+    with pytest.warns(AgnoloadWarning, match="gives nothing any more") as told:
+        assert list(loader) == list(loader) == []
+    assert len(told) == 1
+    empty = DataLoader(kit.Count(0), 2)
+    assert list(empty) == list(empty) == []
+
+
 # ------------------------------------------------------------------------------------------------ files
 
 
