@@ -11,7 +11,7 @@ import io
 import lzma
 import os
 import tarfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from tarfile import EmptyHeaderError, EOFHeaderError, HeaderError, ReadError  # type: ignore[attr-defined]
@@ -20,6 +20,7 @@ from typing import IO, Any, Self, TypeVar
 import numpy as np
 
 from agnoload.arguments import members, positive
+from agnoload.datasets.packed import PackedList
 from agnoload.errors import BackendUnavailable, OptionError, warn
 from agnoload.streams.base import IterableDataset
 from agnoload.streams.cursor import Cursor, CursorStream, ForeignCursor, Opening, guarded
@@ -42,7 +43,7 @@ class FileStream(IterableDataset[T_co]):
     data and not to the machine. On resume only the files are opened that were open, and a reader with a parameter
     `start` begins at that sample: `reader(path, start=n)` leaves out the first n. Give a reader options by
     `functools.partial`. `read_lines`, `read_npy`, `read_npz`, `read_tar` and `read_parquet` are such readers; they take
-    paths, and URLs (`s3://...`) where fsspec is installed.
+    paths, and URLs (`s3://...`) where fsspec is installed. Give very many paths as a `PackedList`.
 
     >>> import tempfile, pathlib
     >>> folder = pathlib.Path(tempfile.mkdtemp())
@@ -55,7 +56,11 @@ class FileStream(IterableDataset[T_co]):
     def __init__(self, paths: Path | Iterable[Path], reader: Reader[T_co], *, lanes: int = 16) -> None:
         if isinstance(paths, (str, os.PathLike)):
             paths = [paths]
-        self.paths = list(members("the paths of a FileStream", paths, "one path, or an iterable of them"))
+        self.paths: Sequence[Path] = (
+            paths  # very many of them reach the workers as they are
+            if isinstance(paths, PackedList)
+            else list(members("the paths of a FileStream", paths, "one path, or an iterable of them"))
+        )
         for path in self.paths:
             if not isinstance(path, (str, os.PathLike)):
                 raise OptionError(f"the paths of a FileStream must be str or os.PathLike, got {path!r}")

@@ -15,6 +15,7 @@ import tarfile
 import numpy as np
 import pytest
 
+from agnoload.datasets import PackedList, find_large_lists
 from agnoload.errors import AgnoloadWarning, BackendUnavailable, OptionError
 from agnoload.streams import FileStream, read_lines, read_npy, read_npz, read_parquet, read_tar
 
@@ -418,6 +419,16 @@ def test_what_is_no_file_stream_is_refused(arguments, words):
     paths, reader, *lanes = arguments
     with pytest.raises(OptionError, match=words):
         FileStream(paths, reader, **({"lanes": lanes[0]} if lanes else {}))
+
+
+def test_very_many_paths_may_stay_packed(tars):
+    paths = PackedList(map(str, tars * 50_000))
+    stream = FileStream(paths, read_tar)
+    assert stream.paths is paths
+    assert stream.num_shards == 150_000
+    assert find_large_lists(stream) == []
+    assert find_large_lists(FileStream(list(paths), read_tar)) == ["dataset.paths"]
+    assert list(stream.shard(149_999)) == list(read_tar(tars[2]))
 
 
 def test_a_file_stream_pickles_and_says_what_it_is(tars):
