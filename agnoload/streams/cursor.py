@@ -138,6 +138,9 @@ class ForeignCursor(Cursor):
             iterator = self._iterator = guarded(self._begin)
         try:
             return next(iterator)
+        except StopIteration:
+            self._iterator = iter(())  # for good: some begin anew
+            raise
         except GeneratorExit as stop:
             raise _stopped(self._stream) from stop
         except RuntimeError as error:

@@ -58,8 +58,11 @@ class _Run(NamedTuple):
     in_order: bool
 
     def after(self, k: int) -> list[list[Any]]:
-        """What follows when `k` batches of epoch 0 have been delivered: of each epoch that is not over."""
-        return [batches for batches in (self.epochs[0][k:], self.epochs[1]) if batches]
+        """What follows when `k` batches of epoch 0 have been delivered: of each epoch that is not over.
+
+        One without a batch is not over before it was gone through.
+        """
+        return self.epochs[1:] if k and k >= len(self.epochs[0]) else [self.epochs[0][k:], *self.epochs[1:]]
 
 
 def _maker(make_loader: Callable[..., DataLoader[Any, Any]]) -> tuple[Callable[[int], DataLoader[Any, Any]], bool]:

@@ -473,6 +473,18 @@ def test_a_stream_may_be_known_to_be_at_its_end_early_or_late():
     )
 
 
+@pytest.mark.parametrize("sizes", [(0, 3), (3, 0), (0, 0)])
+def test_an_epoch_without_a_batch_is_one(sizes):
+    class Varying(agnoload.IterableDataset):
+        def set_epoch(self, epoch):
+            self.epoch = epoch
+
+        def __iter__(self):
+            return iter(range(sizes[self.epoch]))
+
+    check_resume(lambda num_workers=0: DataLoader(Varying(), 2, num_workers=num_workers, worker_type="thread"))
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_c57_steps_go_on_after_a_resume(workers):
     def make():
