@@ -163,7 +163,7 @@ def test_every_size_of_stream_shards_and_batch_comes_once_and_as_long_as_len_say
     workers = itertools.cycle([{"num_workers": n, "worker_type": kind} for n in (0, 1, 2, 3) for kind in ("thread",)])
     for n, shards, size, drop_last in itertools.product((0, 1, 5, 12), (1, 2, 3), (1, 4, 7), (False, True)):
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "the stream has . lanes", AgnoloadWarning)
+            warnings.filterwarnings("ignore", "the stream has . lane", AgnoloadWarning)
             batches = load(kit.Shards(n, shards), size, drop_last=drop_last, **next(workers))
         assert len(batches) == len(DataLoader(kit.Shards(n, shards), size, drop_last=drop_last)), (n, shards, size)
         values = flat(batches)
