@@ -239,7 +239,7 @@ class DataLoader(Generic[SampleT, BatchT]):
         self._epochs = epochs
         self._restored: Plan | None = None
         self._worker_seed: int | None = None
-        self._iterators: weakref.WeakSet[LoaderIterator[Any]] = weakref.WeakSet()
+        self._iterators: weakref.WeakValueDictionary[int, LoaderIterator[Any]] = weakref.WeakValueDictionary()
         self._idle = _Idle()
         weakref.finalize(self, _Idle.close, self._idle)
         self._recorder = Recorder()
@@ -451,7 +451,7 @@ class DataLoader(Generic[SampleT, BatchT]):
             pool.close()
             raise
         self._epochs.began(iterator.progress)
-        self._iterators.add(iterator)
+        self._iterators[id(iterator)] = iterator
         return iterator
 
     def _next_plan(self, place: Place) -> Plan:
@@ -776,8 +776,9 @@ class DataLoader(Generic[SampleT, BatchT]):
         An iterator that was under way raises `LoaderClosed`, also where another thread waits in it; batches that were
         yielded stay valid. Any thread and a signal handler may call this.
         """
-        for iterator in list(self._iterators):
-            iterator.close()
+        for known in self._iterators.valuerefs():  # a list: another thread may be making one
+            if (iterator := known()) is not None:
+                iterator.close()
         self._idle.close()
         release_server(self)
 

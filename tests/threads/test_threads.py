@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import concurrent.futures
+import contextlib
 import contextvars
 import gc
 import itertools
@@ -650,3 +651,27 @@ def test_workers_can_be_told_of_loggers_while_other_threads_make_some(hasty):
     finally:
         stop.set()
         thread.join()
+
+
+@pytest.mark.slow
+def test_a_loader_may_be_closed_while_other_threads_begin_to_iterate_it(hasty):
+    loader, stop = threaded(Ints(20), 2), threading.Event()
+
+    def iterate():
+        for _ in range(100):
+            with contextlib.suppress(LoaderClosed):
+                assert lists(loader) == [[n, n + 1] for n in range(0, 20, 2)]
+
+    def close():
+        while not stop.is_set():
+            loader.close()
+
+    with concurrent.futures.ThreadPoolExecutor(6) as pool:
+        closing = [pool.submit(close) for _ in range(2)]
+        iterating = [pool.submit(iterate) for _ in range(4)]
+        for future in iterating:
+            future.exception()
+        stop.set()
+        for future in [*iterating, *closing]:
+            future.result()
+    loader.close()
