@@ -8,6 +8,7 @@ find the common dtype and check the shapes before they take memory.
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from operator import attrgetter
 from typing import Any, NoReturn
@@ -107,8 +108,10 @@ def _convert(leaf: Any) -> Any:
 
 # -- the registry
 
-_registered: dict[type, Callable[..., Any]] = {}
+# Both are replaced, never changed, by a registration: threads that collate meanwhile hold on to those before it.
+_registered: Mapping[type, Callable[..., Any]] = {}
 _rules: dict[type, Rule] = {}
+_registering = threading.Lock()
 _to_numpy: Callable[[Any], Array | None] | None = None
 _Type = type
 
@@ -134,12 +137,14 @@ def register_collate(type: type | tuple[type, ...], function: Callable[..., Any]
             raise OptionError(f"register_collate needs a class or a tuple of classes, got {kind!r}")
     if function is not None and not callable(function):
         raise OptionError(f"register_collate needs a function(batch, *, collate_fn_map=None) or None, got {function!r}")
-    for kind in kinds:
-        if function is None:
-            _registered.pop(kind, None)
-        else:
-            _registered[kind] = function
-    _rules.clear()
+    with _registering:
+        registered = registry_snapshot()
+        for kind in kinds:
+            if function is None:
+                registered.pop(kind, None)
+            else:
+                registered[kind] = function
+        install_registry(registered)
 
 
 def registry_snapshot() -> dict[type, Callable[..., Any]]:
@@ -149,9 +154,9 @@ def registry_snapshot() -> dict[type, Callable[..., Any]]:
 
 def install_registry(snapshot: Mapping[type, Callable[..., Any]]) -> None:
     """Make a worker's registry that of the process it works for; called before any user code runs there."""
-    _registered.clear()
-    _registered.update(snapshot)
-    _rules.clear()
+    global _registered, _rules
+    _registered = dict(snapshot)
+    _rules = {}  # after it: a rule that is found from here on is one of the new registry
 
 
 def set_to_numpy(function: Callable[[Any], Array | None] | None) -> None:
@@ -178,24 +183,26 @@ def _collate(column: Column, path: Path, run: Run) -> Any:
 
 
 def _rule(kind: type) -> Rule:
+    rules = _rules
     try:
-        return _rules[kind]
+        return rules[kind]
     except KeyError:
-        rule = _rules[kind] = _find_rule(kind)
+        rule = rules[kind] = _find_rule(kind)
         return rule
 
 
 def _find_rule(kind: type) -> Rule:
     """The nearest class that has a rule; an abstract class of the user's goes before our rules for containers."""
+    registered = _registered
     built_in: Rule | None = None
     for base in kind.__mro__:
-        if base in _registered:
-            return _Registered(base, _registered[base])
+        if base in registered:
+            return _Registered(base, registered[base])
         built_in = _BUILT_IN.get(base)
         if built_in is not None:
             break
     if built_in is None or built_in in (_dicts, _lists, _tuples):
-        for base, function in _registered.items():
+        for base, function in registered.items():
             if base not in kind.__mro__ and issubclass(kind, base):
                 return _Registered(base, function)
     if built_in is None or kind not in _BUILT_IN:

@@ -22,10 +22,11 @@ _KINDS = (int, np.integer, np.random.Generator, np.random.RandomState, random.Ra
 class Epochs:
     """Counts epochs and hands out their seeds.
 
-    `stranger` is what orders the samples; `seed` and `generator` are the loader's options.
+    `stranger` is what orders the samples; `seed` and `generator` are the loader's options. `default` is the seed where
+    none is given: for what ranks share, so that they agree without being told. None: one is drawn.
     """
 
-    def __init__(self, stranger: Stranger, seed: int | None, generator: Any) -> None:
+    def __init__(self, stranger: Stranger, seed: int | None, generator: Any, default: int | None = None) -> None:
         self._stranger = stranger
         self._sampler = sampler = stranger.sampler
         self._given = seed
@@ -34,7 +35,8 @@ class Epochs:
         """Where the next iterator begins, unless one is under way."""
         self._progress: Progress | None = None
         if generator is None:
-            drawn = draw_seed() if seed is None else seed
+            drawn = next((known for known in (seed, default) if known is not None), None)
+            drawn = draw_seed() if drawn is None else drawn
             self._next = self._next._replace(seeds=Seeds(drawn, effective_seed(sampler, seed, drawn)), begun=True)
 
     @property

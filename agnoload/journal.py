@@ -44,7 +44,8 @@ def settings() -> dict[str, Any]:
     lets everything through, and the filters are applied where the warning arrives.
     """
     root = logging.getLogger()
-    named = {name: logger for name, logger in root.manager.loggerDict.items() if isinstance(logger, logging.Logger)}
+    known = root.manager.loggerDict.copy()  # another thread may be making loggers
+    named = {name: logger for name, logger in known.items() if isinstance(logger, logging.Logger)}
     levels = {name: logger.level for name, logger in named.items() if logger.level}
     filters: list[Any] = list(takewhile(lambda entry: entry[2].__module__ == "builtins", warnings.filters))
     if len(filters) < len(warnings.filters):

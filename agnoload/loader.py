@@ -20,7 +20,7 @@ from typing import Any, Generic, Literal, NamedTuple, Self, TypeVar, Unpack, ove
 import numpy as np
 from numpy.typing import NDArray
 
-from agnoload import plugins
+from agnoload import plugins, seeding
 from agnoload.arguments import integer, number
 from agnoload.auto import ENOUGH, Choice, adjusted, choose_for_stream, choose_workers
 from agnoload.cores import usable_cores, usable_memory
@@ -43,6 +43,7 @@ from agnoload.protocols import Backend, Empty, Fetch, IndexArray, Pool
 from agnoload.ranks import local_world_size, rank_and_world
 from agnoload.samplers.basic import RandomSampler, SequentialSampler
 from agnoload.samplers.sampler import SeededSampler, effective_seed, is_transparent
+from agnoload.seeding import Rewinder, SampleContext
 from agnoload.state import Place, capture, restore
 from agnoload.stats import Recorder, Stats, Timeline, size_of
 from agnoload.streams import StreamPlan, length_or_none, need_length, settle_ranks, split_of
@@ -90,8 +91,9 @@ class DataLoader(Generic[SampleT, BatchT]):
         batches are made of.
     device: where the batches shall be, in the backend's own terms; None leaves them in the host's memory.
     seed: a non-negative int that the order and all randomness inside samples follow from; drawn from the operating
-        system when None, and readable as `loader.seed`. The batches are a function of dataset, options, seed and epoch,
-        whatever the number, kind and start method of the workers.
+        system when None (0 for a stream that is split over ranks, so that they agree), and readable as `loader.seed`.
+        The batches are a function of dataset, options, seed and epoch, whatever the number, kind and start method of
+        the workers.
     worker_type: `"process"` or `"thread"`.
     on_error: `"raise"`; `"skip"` leaves a bad sample out; `"replace"` takes another sample of the epoch; or a callable
         `(error, index)` that returns one of these.
@@ -223,20 +225,21 @@ class DataLoader(Generic[SampleT, BatchT]):
         self._backend = plugins.get_backend(backend)
         self._place_on = self._backend.check(device, options.pin_memory)
         world = plugins.rank_and_world(self._backend)
+        split = options.stream and settle_ranks(options.dataset, world)
         self._sampler = self._make_sampler(world)
         self._stranger = Stranger(self._sampler)
         self._rank, self._world_size = self._stranger.share() or rank_and_world(world)
         self._warned = False
         self._said: set[str] = set()
         self._choice: Choice | None = None
-        self._settle(Epochs(self._stranger, options.seed, options.generator))
+        self._settle(Epochs(self._stranger, options.seed, options.generator, default=0 if split else None))
 
     def _settle(self, epochs: Epochs) -> None:
         """Be a loader that has not been iterated yet."""
         self._epochs = epochs
         self._restored: Plan | None = None
         self._worker_seed: int | None = None
-        self._iterators: weakref.WeakSet[LoaderIterator[Any]] = weakref.WeakSet()
+        self._iterators: weakref.WeakValueDictionary[int, LoaderIterator[Any]] = weakref.WeakValueDictionary()
         self._idle = _Idle()
         weakref.finalize(self, _Idle.close, self._idle)
         self._recorder = Recorder()
@@ -356,10 +359,17 @@ class DataLoader(Generic[SampleT, BatchT]):
         options = self._options
         if options.batch_sampler is not None:
             return len(options.batch_sampler)
-        total = need_length(options.dataset) if options.stream else len(self._sampler)
+        total = self._stream_length() if options.stream else len(self._sampler)
         if options.batch_size is None:
             return total
         return total // options.batch_size if options.drop_last else -(-total // options.batch_size)
+
+    def _stream_length(self) -> int:
+        """The samples of this epoch: where shards are shuffled and then split, a rank has others in each."""
+        context = SampleContext(Rewinder())
+        context.at(self.seed, self.epoch, 0, 1, 0)
+        with seeding.use(context):
+            return need_length(self._options.dataset)
 
     def __repr__(self) -> str:
         options = self._options
@@ -400,6 +410,8 @@ class DataLoader(Generic[SampleT, BatchT]):
     def steps(self, n: int) -> LoaderIterator[BatchT]:
         """Iterate `n` batches, across the ends of epochs without a gap; no batch spans two epochs.
 
+        An epoch that has no batch ends it before.
+
         >>> [len(batch) for batch in DataLoader(range(10), 4).steps(5)]
         [4, 4, 2, 4, 4]
         """
@@ -439,7 +451,7 @@ class DataLoader(Generic[SampleT, BatchT]):
             pool.close()
             raise
         self._epochs.began(iterator.progress)
-        self._iterators.add(iterator)
+        self._iterators[id(iterator)] = iterator
         return iterator
 
     def _next_plan(self, place: Place) -> Plan:
@@ -455,7 +467,6 @@ class DataLoader(Generic[SampleT, BatchT]):
         """The sampler or batch sampler that orders the samples; None for a stream."""
         options = self._options
         if options.stream:
-            settle_ranks(options.dataset, world)
             return None
         sampler = options.batch_sampler if options.batch_sampler is not None else options.sampler
         if sampler is None:
@@ -505,8 +516,8 @@ class DataLoader(Generic[SampleT, BatchT]):
             )
         if 0 < plan.lanes < workers:
             self._say_once(
-                f"the stream has {plan.lanes} lanes for {workers} workers: {workers - plan.lanes} of them have nothing "
-                "to do. Use fewer workers, or a stream with more shards (and `lanes`)"
+                f"the stream has {plan.lanes} lane{'s' * (plan.lanes > 1)} for {workers} workers: the others have "
+                "nothing to do. Use fewer workers, or a stream with more shards (and `lanes`)"
             )
         length = None if split_of(options.dataset) else length_or_none(options.dataset)  # of a share it is worked out
         return StreamedPlan(place, plan, options.drop_last, self._say_once, length)
@@ -765,8 +776,9 @@ class DataLoader(Generic[SampleT, BatchT]):
         An iterator that was under way raises `LoaderClosed`, also where another thread waits in it; batches that were
         yielded stay valid. Any thread and a signal handler may call this.
         """
-        for iterator in list(self._iterators):
-            iterator.close()
+        for known in self._iterators.valuerefs():  # a list: another thread may be making one
+            if (iterator := known()) is not None:
+                iterator.close()
         self._idle.close()
         release_server(self)
 
@@ -842,25 +854,29 @@ def _again(kind: type[DataLoader[Any, Any]], options: dict[str, Any], state: dic
 
 
 class _Idle:
-    """The kept workers of a loader between two iterators."""
+    """The kept workers of a loader between two iterators. Threads may take and put at once: no pool goes to two."""
 
     def __init__(self) -> None:
-        self._pool: ProcessPool | None = None
+        self._pools: list[ProcessPool] = []
 
     def take(self) -> ProcessPool | None:
-        """The pool, if there is one and it is this process's, not that of the one it was forked from."""
-        pool, self._pool = self._pool, None
-        return pool if pool is not None and pool.is_ours else None
+        """A pool, if there is one and it is this process's, not that of the one it was forked from."""
+        while self._pools:
+            with suppress(IndexError):  # another thread was quicker
+                pool = self._pools.pop()
+                if pool.is_ours:
+                    return pool
+        return None
 
     def put(self, pool: ProcessPool) -> None:
-        if self._pool is not None and self._pool.is_ours:
+        if any(kept.is_ours for kept in self._pools):
             pool.close()
         else:
             pool.abandon()
-            self._pool = pool
+            self._pools.append(pool)
 
     def close(self) -> None:
-        if (pool := self.take()) is not None:
+        while (pool := self.take()) is not None:
             pool.close()
 
 

@@ -126,7 +126,7 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
         self._next_plan = next_plan
         self._say = say
         self._chained = limit is not None
-        self._to_issue = limit
+        self._limit = self._to_issue = limit
         self._window = window
         self._timeout = timeout
         self._convert = None if type(backend) is Backend else partial(map_leaves, backend.convert)
@@ -143,8 +143,8 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
         self._stuck: Exception | None = None
         """What the sampler or the next epoch raised: due when all that was asked for before has been delivered."""
         self._yielded = 0
-        self._barren = False
-        """An epoch gave nothing: the one after it would not either."""
+        self._barren: int | None = None
+        """The epoch that gave nothing: one after the other ends there, since the next one may give nothing either."""
         self._since: float | None = None
         self._ends: dict[int, float] = {}
         self.progress = Progress(plan)
@@ -243,6 +243,9 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
         """The next reply in the window's order that holds a batch or an error; None at the end, or if it must wait."""
         window, pool = self._window, self._pool
         while True:
+            if self._barren is not None and self._chained:
+                self._over_early(self._barren)
+                return None  # whatever was asked for of the next one
             self._issue()
             popped = window.pop()
             if popped is not None:
@@ -256,7 +259,8 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
                     if self._to_issue is not None:
                         self._to_issue += 1
                     self.progress.delivered(number)
-                    self._barren = self._barren or plan.barren
+                    if plan.barren:
+                        self._barren = plan.epoch
                     continue
                 plan.given += 1
                 return popped[0], reply
@@ -267,10 +271,22 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
                     raise self._stuck
                 if self._yielded or not self._plan.resumed:
                     self._judge(self._plan.epoch)
+                    if self._to_issue or not self._chained:
+                        self._over_early(self._plan.epoch)
                     return None
                 self._plan = self._next_plan(self._plan.end())  # the state was one of the very end
                 continue
             self._receive()
+
+    def _over_early(self, epoch: int) -> None:
+        """An epoch without a batch ends all; if there were some before it, that is worth a word."""
+        if self._chained and self._yielded:
+            self._say(f"epoch {epoch} gave no batch, so steps({self._limit}) ends before it")
+        if not self._yielded and not self._plan.foreseen and self._recorder.sums().batches:
+            self._say(
+                "the stream gives nothing any more, though it gave batches in an epoch before: one that can be "
+                "iterated only once, as a generator or an open file can, must begin anew in __iter__"
+            )
 
     def _receive(self) -> None:
         reply = self._pool.receive(self._timeout)
@@ -303,7 +319,7 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
     def _issue(self) -> None:
         """Submit requests while the window has room and there is something to ask for."""
         window = self._window
-        while window.room and self._to_issue != 0 and self._stuck is None and not self._barren:
+        while window.room and self._to_issue != 0 and self._stuck is None and self._barren is None:
             try:
                 item = self._next_item()
             except Exception as error:

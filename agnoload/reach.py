@@ -7,7 +7,7 @@ import functools
 import sys
 import types
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -17,6 +17,9 @@ LIMIT = 4096
 """So many objects are looked at; a dataset of usual size has a few dozen."""
 LONG = 256
 """A container with more entries holds samples, not parts of a dataset: only its first one is looked at."""
+
+ATTEMPTS = 100
+"""So often a container is looked at while other threads change it."""
 
 _LEAVES = (str, bytes, int, float, complex, np.ndarray, np.generic, types.ModuleType, type, type(None))
 _LOADERS = ("agnoload.loader", "agnoload.loop")
@@ -60,7 +63,7 @@ def _parts(thing: Any) -> Iterator[tuple[str, Any]]:
     """What an object holds, each with a step to it; of a long container the first entry."""
     kind = type(thing)  # and not isinstance, which asks an object for the class that it pretends to be
     if issubclass(kind, _CONTAINERS):
-        return islice(_entries(thing), _length(thing) if _length(thing) <= LONG else 1)
+        return iter(_entries(thing, _length(thing) if _length(thing) <= LONG else 1))
     if issubclass(kind, functools.partial):
         return iter([(".func", thing.func), (".args", thing.args), (".keywords", thing.keywords)])
     if kind is types.MethodType:
@@ -78,11 +81,24 @@ def _length(container: Any) -> int:
     return length
 
 
-def _entries(container: Any) -> Iterator[tuple[str, Any]]:
+def _entries(container: Any, count: int) -> list[tuple[str, Any]]:
     base = _base(container)
     if base is not dict:
-        return ((f"[{place}]", part) for place, part in enumerate(base.__iter__(container)))
-    return ((f"[{key!r}]" if type(key) in (str, int) else "[...]", part) for key, part in dict.items(container))
+        return [(f"[{place}]", part) for place, part in enumerate(_seen_at_once(base.__iter__, container, count))]
+    entries = _seen_at_once(lambda entered: iter(dict.items(entered)), container, count)
+    return [(f"[{key!r}]" if type(key) in (str, int) else "[...]", part) for key, part in entries]
+
+
+def _seen_at_once(entries: Callable[[Any], Iterator[Any]], container: Any, count: int | None = None) -> list[Any]:
+    """The first `count` entries of a container that another thread may be changing; none if it never rests."""
+    for _ in range(ATTEMPTS):
+        with contextlib.suppress(RuntimeError):  # it was changed in between
+            return list(islice(entries(container), count))
+    return []
+
+
+def _items(attributes: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    return iter(attributes.items())
 
 
 def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
@@ -106,10 +122,10 @@ def _parts_of_object(thing: Any) -> Iterator[tuple[str, Any]]:
     if type(thing).__module__ in _LOADERS:
         return
     with contextlib.suppress(AttributeError):
-        for name, part in list(object.__getattribute__(thing, "__dict__").items()):
+        for name, part in _seen_at_once(_items, object.__getattribute__(thing, "__dict__")):
             yield f".{name}", part
     for base in type(thing).__mro__:
-        for name, part in list(vars(base).items()):
+        for name, part in _seen_at_once(_items, vars(base)):
             if isinstance(part, types.MemberDescriptorType):  # a slot
                 with contextlib.suppress(AttributeError):
                     yield f".{name}", part.__get__(thing)

@@ -60,7 +60,7 @@ def _walk(dataset: Any) -> Iterator[tuple[str, Any]]:
 
 def _parts(path: str, value: Any) -> list[tuple[str, Any]]:
     if isinstance(value, dict) and len(value) <= _MANY:
-        return [(f"{path}[{key!r}]", part) for key, part in value.items()]
+        return [(f"{path}[{key!r}]", part) for key, part in list(value.items())]
     if isinstance(value, (list, tuple)):
         return [(f"{path}[{place}]", part) for place, part in enumerate(value)] if len(value) <= _MANY else []
     return [(path, value)]

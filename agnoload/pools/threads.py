@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import traceback
+from contextvars import Context
 from typing import Any
 
 from agnoload.errors import AgnoloadError, LoaderClosed, WorkerTimeout, warn
@@ -35,7 +36,12 @@ class ThreadPool:
         self._warned = False
         self._pid = os.getpid()
         self._threads = [
-            threading.Thread(target=self._work, args=(copy.copy(fetch), number), name=f"agnoload-{number}", daemon=True)
+            threading.Thread(
+                target=Context().run,  # an empty one: free-threaded Python would hand on that of whoever iterates
+                args=(self._work, copy.copy(fetch), number),
+                name=f"agnoload-{number}",
+                daemon=True,
+            )
             for number in range(workers)
         ]
         try:

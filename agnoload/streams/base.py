@@ -26,6 +26,7 @@ from agnoload.streams.cursor import (
     length_or_none,
     num_shards_of,
     open_stream,
+    shard_length_of,
     shard_of,
 )
 from agnoload.words import brief, counted, name_of
@@ -142,6 +143,9 @@ class MappedStream(DerivedStream[R]):
     def shard(self, number: int) -> Iterable[R]:
         return MappedStream(as_stream(shard_of(self.source, number)), self.function)
 
+    def shard_length(self, number: int) -> int | None:
+        return shard_length_of(self.source, number)
+
     def cursor(self, opening: Opening) -> Cursor:
         return _MapCursor(open_stream(self.source, opening), self.function)
 
@@ -228,9 +232,17 @@ class ChainDataset(CursorStream[T_co], IterableDataset[T_co]):
 
     def shard(self, number: int) -> Iterable[T_co]:
         """One of the shards, counted through the streams in their order."""
+        return shard_of(*self._part_with(number))
+
+    def shard_length(self, number: int) -> int | None:
+        """How many samples a shard has, None where that is not known."""
+        return shard_length_of(*self._part_with(number))
+
+    def _part_with(self, number: int) -> tuple[Any, int]:
+        """The stream that a shard is of, and its number there."""
         ends = list(accumulate(map(need_shards, self.datasets)))
         part = bisect_right(ends, number)
-        return shard_of(self.datasets[part], number - (ends[part - 1] if part else 0))
+        return self.datasets[part], number - (ends[part - 1] if part else 0)
 
     def __len__(self) -> int:
         return sum(map(need_length, self.datasets))

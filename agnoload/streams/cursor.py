@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from agnoload import seeding
-from agnoload.errors import OptionError, SampleStopped
+from agnoload.arguments import integer
+from agnoload.errors import SampleStopped
 from agnoload.words import name_of
 from agnoload.worker_info import peek_worker_info
 
@@ -137,6 +138,9 @@ class ForeignCursor(Cursor):
             iterator = self._iterator = guarded(self._begin)
         try:
             return next(iterator)
+        except StopIteration:
+            self._iterator = iter(())  # for good: some begin anew
+            raise
         except GeneratorExit as stop:
             raise _stopped(self._stream) from stop
         except RuntimeError as error:
@@ -309,9 +313,7 @@ def num_shards_of(stream: Any) -> int | None:
     number = getattr(stream, "num_shards", None)
     if number is None or not callable(getattr(stream, "shard", None)):
         return None
-    if isinstance(number, bool) or not isinstance(number, int) or number < 0:
-        raise OptionError(f"num_shards of {type(stream).__name__} must be an int that is not negative, got {number!r}")
-    return number
+    return integer(f"num_shards of {type(stream).__name__}", number, 0, "an int that is not negative")
 
 
 def shard_of(stream: Any, number: int) -> Iterable[Any]:
@@ -323,6 +325,13 @@ def shard_of(stream: Any, number: int) -> Iterable[Any]:
     if {"num_shards", "index"} <= names:
         return guarded(stream.shard, num_shards=stream.num_shards, index=number)  # type: ignore[no-any-return]
     return guarded(stream.shard, number)  # type: ignore[no-any-return]
+
+
+def shard_length_of(stream: Any, number: int) -> int | None:
+    """How many samples a shard has: what `stream.shard_length(number)` or else its `len` says; None if neither does."""
+    tell: Callable[[int], int | None] | None = getattr(stream, "shard_length", None)
+    told = None if tell is None else tell(number)
+    return length_or_none(shard_of(stream, number)) if told is None else int(told)
 
 
 def length_or_none(thing: Any) -> int | None:

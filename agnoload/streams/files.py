@@ -11,15 +11,17 @@ import io
 import lzma
 import os
 import tarfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
-from typing import IO, Any, TypeVar
+from tarfile import EmptyHeaderError, EOFHeaderError, HeaderError, ReadError  # type: ignore[attr-defined]
+from typing import IO, Any, Self, TypeVar
 
 import numpy as np
 
 from agnoload.arguments import members, positive
-from agnoload.errors import BackendUnavailable, OptionError
+from agnoload.datasets.packed import PackedList
+from agnoload.errors import BackendUnavailable, OptionError, warn
 from agnoload.streams.base import IterableDataset
 from agnoload.streams.cursor import Cursor, CursorStream, ForeignCursor, Opening, guarded
 from agnoload.words import name_of
@@ -28,6 +30,9 @@ T_co = TypeVar("T_co", covariant=True)
 
 Path = str | os.PathLike[str]
 Reader = Callable[..., Iterable[T_co]]
+
+ROWS = 1 << 10
+"""Rows of a Parquet file that are decoded at a time: a row may be an image."""
 
 
 class FileStream(IterableDataset[T_co]):
@@ -38,7 +43,7 @@ class FileStream(IterableDataset[T_co]):
     data and not to the machine. On resume only the files are opened that were open, and a reader with a parameter
     `start` begins at that sample: `reader(path, start=n)` leaves out the first n. Give a reader options by
     `functools.partial`. `read_lines`, `read_npy`, `read_npz`, `read_tar` and `read_parquet` are such readers; they take
-    paths, and URLs (`s3://...`) where fsspec is installed.
+    paths, and URLs (`s3://...`) where fsspec is installed. Give very many paths as a `PackedList`.
 
     >>> import tempfile, pathlib
     >>> folder = pathlib.Path(tempfile.mkdtemp())
@@ -51,7 +56,11 @@ class FileStream(IterableDataset[T_co]):
     def __init__(self, paths: Path | Iterable[Path], reader: Reader[T_co], *, lanes: int = 16) -> None:
         if isinstance(paths, (str, os.PathLike)):
             paths = [paths]
-        self.paths = list(members("the paths of a FileStream", paths, "one path, or an iterable of them"))
+        self.paths: Sequence[Path] = (
+            paths  # very many of them reach the workers as they are
+            if isinstance(paths, PackedList)
+            else list(members("the paths of a FileStream", paths, "one path, or an iterable of them"))
+        )
         for path in self.paths:
             if not isinstance(path, (str, os.PathLike)):
                 raise OptionError(f"the paths of a FileStream must be str or os.PathLike, got {path!r}")
@@ -163,8 +172,13 @@ def read_lines(path: Path, start: int = 0, encoding: str = "utf-8") -> Iterator[
     ['one', 'two']
     """
     with _opened(path) as file:
-        for line in islice(file, start, None):
-            yield line.rstrip(b"\r\n").decode(encoding)
+        if "\n".encode(encoding) == b"\n":
+            for line in islice(file, start, None):
+                yield line.removesuffix(b"\n").removesuffix(b"\r").decode(encoding)
+        else:  # UTF-16, say: the bytes of a line do not end with that of its end
+            with io.TextIOWrapper(file, encoding, newline="\n") as text:
+                for words in islice(text, start, None):
+                    yield words.removesuffix("\n").removesuffix("\r")
 
 
 def read_npy(path: Path, start: int = 0) -> Iterator[Any]:
@@ -187,8 +201,7 @@ def read_npy(path: Path, start: int = 0) -> Iterator[Any]:
     if not rows.ndim:
         raise OptionError(f"{name} must hold an array with a first axis that counts the samples, got one without axes")
     for place in range(start, len(rows)):
-        row = rows[place]
-        yield np.array(row) if isinstance(row, np.ndarray) else row
+        yield _own(rows[place])
 
 
 def read_npz(path: Path, start: int = 0) -> Iterator[dict[str, Any]]:
@@ -207,15 +220,23 @@ def read_npz(path: Path, start: int = 0) -> Iterator[dict[str, Any]]:
         shapes = {name: array.shape for name, array in arrays.items()}
         raise OptionError(f"the arrays in {os.fspath(path)} must have a first axis of one length, got shapes {shapes}")
     for place in range(start, min(lengths.values(), default=0)):
-        rows = {name: array[place] for name, array in arrays.items()}
-        yield {name: np.array(row) if isinstance(row, np.ndarray) else row for name, row in rows.items()}
+        yield {name: _own(array[place]) for name, array in arrays.items()}
+
+
+def _own(row: Any) -> Any:
+    """A row that shows no more of its array: a copy, but for scalars, which are copies already."""
+    if isinstance(row, np.void):
+        return row.copy()
+    return np.array(row) if isinstance(row, np.ndarray) else row
 
 
 def read_tar(path: Path, start: int = 0) -> Iterator[dict[str, Any]]:
     """The samples of a tar file (also a compressed one): neighbouring files whose names are equal up to the first dot.
 
     `train/7.jpg` and `train/7.seg.png` are the sample `{"__key__": "train/7", "jpg": b"...", "seg.png": b"..."}`.
-    Nothing is written to disk; decode with `stream.map`, which runs only for the samples that a worker delivers.
+    Hidden files, those whose names begin with a dot, are left out; so are links, with one warning, since what they
+    point to may have gone by. Nothing is written to disk; decode with `stream.map`, which runs only for the samples
+    that a worker delivers.
 
     >>> import io, pathlib, tarfile, tempfile
     >>> path = pathlib.Path(tempfile.mkdtemp()) / "a.tar"
@@ -228,62 +249,104 @@ def read_tar(path: Path, start: int = 0) -> Iterator[dict[str, Any]]:
     [{'__key__': '7', 'txt': b'ab', 'cls': b'ab'}]
     """
     name = os.fspath(path)
-    with _open(name) as file, tarfile.open(fileobj=file, mode="r:*") as archive:
-        yield from islice(_tar_samples(archive, name), start, None)
+    with _open(name) as file, tarfile.open(fileobj=file, mode="r:*", tarinfo=_Member) as archive:
+        yield from _tar_samples(archive, name, start)
 
 
-def _tar_samples(archive: tarfile.TarFile, name: str) -> Iterator[dict[str, Any]]:
+class _Member(tarfile.TarInfo):
+    """A member whose damaged header is an error: to `tarfile` the archive would end there, and lose the rest unseen."""
+
+    @classmethod
+    def fromtarfile(cls, tarfile: tarfile.TarFile) -> Self:
+        try:
+            return super().fromtarfile(tarfile)
+        except (EOFHeaderError, EmptyHeaderError):
+            raise
+        except HeaderError as error:
+            raise ReadError(f"{error}, at byte {tarfile.offset} of the archive") from error
+
+
+def _tar_samples(archive: tarfile.TarFile, name: str, start: int) -> Iterator[dict[str, Any]]:
+    number, told = 0, False
     sample: dict[str, Any] = {}
     while (member := archive.next()) is not None:
         archive.members = []  # type: ignore[attr-defined]  # else it remembers every file of the archive
-        if not member.isfile():
-            continue
+        if (member.issym() or member.islnk()) and not told:
+            told = True
+            warn(
+                f"{name} holds links, which are left out: {member.name} to {member.linkname} is the first. Pack files "
+                "instead, as `tar --dereference --hard-dereference` does"
+            )
         folder, _, base = member.name.rpartition("/")
         stem, _, suffix = base.partition(".")
+        if not member.isfile() or not stem:
+            continue
         key = f"{folder}/{stem}" if folder else stem
         if sample and sample["__key__"] != key:
-            yield sample
+            if number >= start:
+                yield sample
+            number += 1
             sample = {}
+        if suffix == "__key__":
+            raise OptionError(f"{name} holds {member.name}, but __key__ is where the name of a sample stands")
         if suffix in sample:
             raise OptionError(f"{name} holds {member.name} twice within one sample")
-        content = archive.extractfile(member)
+        # What was delivered before is passed by: in a file that is not compressed nothing of it is read.
+        content = archive.extractfile(member) if number >= start else None
         sample |= {"__key__": key, suffix: b"" if content is None else content.read()}
-    if sample:
+    if sample and number >= start:
         yield sample
 
 
 def read_parquet(path: Path, start: int = 0, columns: list[str] | None = None) -> Iterator[dict[str, Any]]:
     """The rows of a Parquet file as dicts, through pyarrow.
 
-    Numbers and dates are NumPy scalars, missing values None, all else Python's own. `columns`: only these. Row groups
-    before `start` are not read.
+    Numbers, dates and durations are NumPy scalars of the column's type, missing values None, all else Python's own.
+    `columns`: only these. Row groups before `start` are not read.
 
     >>> stream = FileStream(["a.parquet", "b.parquet"], read_parquet)
     >>> stream.num_shards
     2
     """
     name = os.fspath(path)
-    parquet, types = _module("pyarrow.parquet", name), _module("pyarrow.types", name)
+    pyarrow, parquet = _module("pyarrow", name), _module("pyarrow.parquet", name)
     with _opened(path) as source, parquet.ParquetFile(source) as file:
+        _check_columns(file, columns, name)
         group = 0
         while group < file.num_row_groups and start >= file.metadata.row_group(group).num_rows:
             start -= file.metadata.row_group(group).num_rows
             group += 1
-        for batch in file.iter_batches(row_groups=list(range(group, file.num_row_groups)), columns=columns):
+        groups = list(range(group, file.num_row_groups))
+        for batch in file.iter_batches(ROWS, row_groups=groups, columns=columns):
             if start >= batch.num_rows:
                 start -= batch.num_rows
                 continue
-            values = [_column(batch.column(place), types) for place in range(batch.num_columns)]
-            for row in range(start, batch.num_rows):
+            values = [_column(batch.column(place).slice(start), pyarrow) for place in range(batch.num_columns)]
+            for row in range(batch.num_rows - start):
                 yield dict(zip(batch.schema.names, [column[row] for column in values], strict=True))
             start = 0
 
 
-def _column(column: Any, types: Any) -> Any:
-    """A column of a record batch, to be indexed; through NumPy only where that changes no value."""
-    kind = column.type
+def _check_columns(file: Any, columns: list[str] | None, name: str) -> None:
+    """Refuse what would come out as rows in which something lacks."""
+    names = file.schema_arrow.names
+    if len(set(names)) < len(names):
+        raise OptionError(f"the columns of {name} must have names of their own to make a dict, got {names}")
+    paths = [file.schema.column(place).path for place in range(len(file.schema))]
+    missing = [column for column in columns or () if not any(f"{path}.".startswith(f"{column}.") for path in paths)]
+    if missing:
+        raise OptionError(f"{name} has no columns {missing}, it has {names}")
+
+
+def _column(column: Any, pyarrow: Any) -> Any:
+    """A column of a record batch, to be indexed: of one type whether or not a value is missing in this batch."""
+    kind, types = column.type, pyarrow.types
     plain = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
-    dated = types.is_date(kind) or (types.is_timestamp(kind) and kind.tz is None)
-    if (plain or dated) and not column.null_count:
+    dated = types.is_date(kind) or types.is_duration(kind) or (types.is_timestamp(kind) and kind.tz is None)
+    if not (plain or dated):
+        return column.to_pylist()
+    if not column.null_count:
         return column.to_numpy(zero_copy_only=False)
-    return column.to_pylist()
+    held = pyarrow.Array.from_buffers(kind, len(column), [None, column.buffers()[1]], offset=column.offset)
+    values, valid = held.to_numpy(zero_copy_only=False), column.is_valid().to_numpy(zero_copy_only=False)
+    return [value if there else None for value, there in zip(values, valid, strict=True)]

@@ -131,6 +131,7 @@ class _MixtureCursor(Cursor):
         self._fresh = [inner is None for inner in states]
         self._sources = [self._open(number, inner) for number, inner in enumerate(states)]
         self._choices = _choices(mixture, opening, *state.get("choices", (0, None)))
+        self._over = False
         self.deferred = any(source.deferred for source in self._sources)
 
     def _open(self, number: int, state: Any) -> Cursor:
@@ -139,18 +140,20 @@ class _MixtureCursor(Cursor):
         return open_stream(stream, self._opening.inner(state, number)._replace(again=self._again[number]))
 
     def take(self) -> Any:
-        while True:
+        while not self._over:
             number = self._choices.next()
             try:
                 draft = self._sources[number].take()
             except StopIteration:
                 if self._is_over(number):
-                    raise
+                    break
                 draft = self._begin_again(number)
                 if draft is _NOTHING:
                     continue
             self._fresh[number] = False
             return number, self._sources[number], draft
+        self._over = True  # for good: whoever asks again must not be given what the other sources still have
+        raise StopIteration
 
     def _is_over(self, number: int) -> bool:
         self._ended[number] = True

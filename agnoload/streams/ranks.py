@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from typing import Any, NamedTuple, TypeVar, get_args
 
@@ -10,8 +10,26 @@ from agnoload import seeding
 from agnoload.arguments import word
 from agnoload.errors import OptionError
 from agnoload.ranks import check_rank, rank_and_world
-from agnoload.streams.base import ChainDataset, DerivedStream, MappedStream, Uneven, as_stream, need_length, parts_of
-from agnoload.streams.cursor import Cursor, Opening, ShardsCursor, length_or_none, num_shards_of, open_stream, shard_of
+from agnoload.streams.base import (
+    ChainDataset,
+    DerivedStream,
+    MappedStream,
+    Uneven,
+    all_parts_of,
+    as_stream,
+    need_length,
+    parts_of,
+)
+from agnoload.streams.cursor import (
+    Cursor,
+    Opening,
+    ShardsCursor,
+    length_or_none,
+    num_shards_of,
+    open_stream,
+    shard_length_of,
+    shard_of,
+)
 from agnoload.words import brief
 
 T_co = TypeVar("T_co", covariant=True)
@@ -23,7 +41,7 @@ class RankStream(DerivedStream[T_co]):
     With shards, rank r has the shards r, r + world_size, ...; without, the samples r, r + world_size, ...: each rank
     then reads the whole stream, but what was given to `map` runs only for its own samples. `rank` and `world_size` are
     those of this process when not given, from the environment (`RANK`, `WORLD_SIZE`; SLURM; Open MPI) or the loader's
-    backend.
+    backend. All ranks must see the same stream: give their loaders the same `seed`, or none, which is 0 here.
 
     `uneven` says what happens where the shares differ in length: `"keep"`: nothing, each sample comes once on exactly
     one rank. `"stop"`: all ranks end with the shortest. `"repeat"`: shorter ones repeat samples until all are as long
@@ -103,7 +121,7 @@ class RankStream(DerivedStream[T_co]):
 
     def __len__(self) -> int:
         sharded = num_shards_of(self.source) is not None
-        if sharded and self.world_size > 1:
+        if sharded and (self.world_size > 1 or length_or_none(self.source) is None):
             try:
                 lengths = self._lengths()
             except OptionError as error:  # what `len` must raise where there is no length
@@ -134,6 +152,8 @@ class _RankCursor(Cursor):
         self._source = open_stream(stream.source, opening.inner(opening.state)._replace(world=self._world))
         self._repeats = self._uneven in ("pad", "repeat")
         self._head: list[Any] = []
+        self._ended = False
+        """The source has: it is not asked again, nor where it stands. It may have gone back to its start."""
 
     @property
     def deferred(self) -> bool:  # type: ignore[override]
@@ -153,12 +173,13 @@ class _RankCursor(Cursor):
         context = seeding.current() if self._direct else None
         start = 0 if context is None else context.item
         drafts = []
-        for place in range(self._world):
+        for place in range(0 if self._ended else self._world):
             if context is not None:
                 context.item = start + place  # each sample of the source has a position of its own
             try:
                 drafts.append(self._source.take())
             except StopIteration:
+                self._ended = True
                 break
         return drafts
 
@@ -168,7 +189,8 @@ class _RankCursor(Cursor):
         return (sample, real) if self._uneven == "pad" else sample
 
     def state(self) -> Any:
-        return None if self._repeats else self._source.state()  # what is repeated would have to be saved, too
+        # What is repeated would have to be saved, too.
+        return None if self._repeats or self._ended else self._source.state()
 
 
 class HeadStream(DerivedStream[T_co]):
@@ -231,12 +253,12 @@ def split_of(stream: Any) -> Split | None:
     return split if split is None or isinstance(stream, MappedStream) else split._replace(outermost=False)
 
 
-def settle_ranks(stream: Any, backend_world: tuple[int, int] | None) -> None:
-    """Tell every split in a stream what the loader's backend knows of rank and world size."""
-    if isinstance(stream, RankStream):
-        stream.settle(backend_world)
-    for part in parts_of(stream):
-        settle_ranks(part, backend_world)
+def settle_ranks(stream: Any, backend_world: tuple[int, int] | None) -> bool:
+    """Tell every split in a stream what the loader's backend knows of rank and world size; whether there is one."""
+    splits = [part for part in all_parts_of(stream) if isinstance(part, RankStream)]
+    for split in splits:
+        split.settle(backend_world)
+    return bool(splits)
 
 
 def _flagged(real: bool, sample: Any) -> tuple[Any, bool]:
@@ -244,10 +266,7 @@ def _flagged(real: bool, sample: Any) -> tuple[Any, bool]:
 
 
 def _shard_length(stream: Any, number: int) -> int:
-    tell: Callable[[int], int] | None = getattr(stream, "shard_length", None)
-    if tell is not None:
-        return int(tell(number))
-    length = length_or_none(shard_of(stream, number))
+    length = shard_length_of(stream, number)
     if length is None:
         raise OptionError(
             f"to even out the ranks it must be known how long each shard is, but shard {number} of "

@@ -150,6 +150,10 @@ class StreamReader:
             self._info.on_asked = lambda: self._asked(lane)
         try:
             wanted, drafts = self._drafts(track, batch, lane, size)
+        except Exception as error:
+            if self._failed is not None:
+                error.add_note("on_error cannot leave this out: the stream itself raised, and cannot be read on")
+            raise
         finally:
             if self._info is not None:
                 self._info.on_asked = None

@@ -12,7 +12,7 @@ from agnoload import seeding
 from agnoload.arguments import positive
 from agnoload.seeding import Purpose, check_seed, draw_seed, generator
 from agnoload.streams.base import DerivedStream, as_stream, seed_and_epoch
-from agnoload.streams.cursor import Cursor, Opening, open_stream, shard_of
+from agnoload.streams.cursor import Cursor, Opening, open_stream, shard_length_of, shard_of
 from agnoload.words import brief
 
 T_co = TypeVar("T_co", covariant=True)
@@ -42,15 +42,21 @@ class ShuffledStream(DerivedStream[T_co]):
         self._own_seed: int | None = None
 
     def shard(self, number: int) -> Iterable[T_co]:
-        if self.buffer_size > 1:
-            number = int(self._shard_order()[number])
+        number = self._source_shard(number)
         source = as_stream(shard_of(self.source, number))
         return ShuffledStream(source, self.buffer_size, seed=self.seed, number=number + 1)
 
+    def shard_length(self, number: int) -> int | None:
+        return shard_length_of(self.source, self._source_shard(number))
+
+    def _source_shard(self, number: int) -> int:
+        return int(self._shard_order()[number]) if self.buffer_size > 1 else number
+
     def _shard_order(self) -> npt.NDArray[np.int64]:
-        if self._own_seed is None and self.seed is None and seeding.current() is None:
-            self._own_seed = draw_seed()  # all shards must agree on one
-        seed, epoch = seed_and_epoch(self._own_seed if self.seed is None else self.seed)
+        own = self.seed
+        if own is None and seeding.current() is None:  # no loader reads it, but all its shards must agree on one
+            own = self._own_seed = draw_seed() if self._own_seed is None else self._own_seed
+        seed, epoch = seed_and_epoch(own)
         return generator(seed, epoch, Purpose.SHARDS).permutation(self.num_shards)
 
     def cursor(self, opening: Opening) -> Cursor:

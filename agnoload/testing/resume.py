@@ -58,8 +58,11 @@ class _Run(NamedTuple):
     in_order: bool
 
     def after(self, k: int) -> list[list[Any]]:
-        """What follows when `k` batches of epoch 0 have been delivered: of each epoch that is not over."""
-        return [batches for batches in (self.epochs[0][k:], self.epochs[1]) if batches]
+        """What follows when `k` batches of epoch 0 have been delivered: of each epoch that is not over.
+
+        One without a batch is not over before it was gone through.
+        """
+        return self.epochs[1:] if k and k >= len(self.epochs[0]) else [self.epochs[0][k:], *self.epochs[1:]]
 
 
 def _maker(make_loader: Callable[..., DataLoader[Any, Any]]) -> tuple[Callable[[int], DataLoader[Any, Any]], bool]:
@@ -140,12 +143,17 @@ def _chain(make: Callable[[int], DataLoader[Any, Any]], varied: bool, whole: _Ru
             state = _plain(loader.state_dict())
             reached = {name: state[name] for name in ("epoch", "position")}
             wanted = {name: states[stop][name] for name in ("epoch", "position")}
-            _must(  # out of order it depends on which batches were ready first; what follows is compared all the same
-                reached == wanted or not whole.in_order,
+            # Out of order it depends on which batches were ready first, and whether a stream is known to be at its end
+            # on whether its end has come; what follows is compared all the same.
+            _must(
+                reached == wanted or not whole.in_order or (stop == n and not _is_map(state)),
                 f"after {stop} batches in {number + 1} parts the state has {reached}, not {wanted}",
             )
             if stop == n:
                 _compare([found], [whole.epochs[0]], whole.in_order, f"with stops at {stops}")
+    with _open(make, WORKERS[0], state) as loader:
+        wanted_next = [whole.epochs[1]]
+        _compare([[comparable(batch) for batch in loader]], wanted_next, whole.in_order, f"after stops at {stops}")
 
 
 class _Leaf(NamedTuple):

@@ -28,6 +28,20 @@ class Count(IterableDataset):
         return self.length
 
 
+class Varying(IterableDataset):
+    """0, 1, ... as many as `sizes` says for the epoch."""
+
+    def __init__(self, sizes):
+        self.sizes = sizes
+        self.epoch = 0
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __iter__(self):
+        return iter(range(self.sizes[self.epoch]))
+
+
 class Shards(IterableDataset):
     """0, 1, ... n - 1 in shards: shard i holds i, i + num_shards, ..."""
 
@@ -41,6 +55,18 @@ class Shards(IterableDataset):
 
     def shard(self, number):
         return range(number, self.n, self.num_shards)
+
+
+class Sized(IterableDataset):
+    """0, 1, ... in shards of given sizes, one after the other."""
+
+    def __init__(self, sizes):
+        self.sizes = sizes
+        self.num_shards = len(sizes)
+
+    def shard(self, number):
+        start = sum(self.sizes[:number])
+        return range(start, start + self.sizes[number])
 
 
 class Resumable(IterableDataset):

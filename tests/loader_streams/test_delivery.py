@@ -9,6 +9,7 @@ import warnings
 import numpy as np
 import pytest
 
+import agnoload
 from agnoload import AgnoloadWarning, ChainDataset, DataLoader, DatasetNotPicklable, IterableDataset, OptionError
 from agnoload.streams import is_stream
 
@@ -162,7 +163,7 @@ def test_every_size_of_stream_shards_and_batch_comes_once_and_as_long_as_len_say
     workers = itertools.cycle([{"num_workers": n, "worker_type": kind} for n in (0, 1, 2, 3) for kind in ("thread",)])
     for n, shards, size, drop_last in itertools.product((0, 1, 5, 12), (1, 2, 3), (1, 4, 7), (False, True)):
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "the stream has . lanes", AgnoloadWarning)
+            warnings.filterwarnings("ignore", "the stream has . lane", AgnoloadWarning)
             batches = load(kit.Shards(n, shards), size, drop_last=drop_last, **next(workers))
         assert len(batches) == len(DataLoader(kit.Shards(n, shards), size, drop_last=drop_last)), (n, shards, size)
         values = flat(batches)
@@ -248,6 +249,69 @@ def test_uneven_ranks_as_chosen(kit, same_for_all, uneven, expected):
 def test_padded_ranks_come_with_a_mask(kit, same_for_all):
     found = [same_for_all(lambda rank=rank: kit.Count(5).split_by_rank(rank, 2, "pad"), 4) for rank in (0, 1)]
     assert found == [[([0, 2, 4], [True] * 3)], [([1, 3, 0], [True, True, False])]]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("uneven", ["keep", "stop", "repeat", "pad"])
+def test_ranks_that_split_shuffled_shards_agree_on_their_order_and_know_their_lengths(kit, uneven, workers):
+    """Each rank makes a stream of its own, as each process does."""
+    sizes, orders = [4, 1, 3, 0, 5], []
+    for epoch in range(3):
+        shares, found = [], []
+        for rank in range(2):
+            stream = kit.Sized(sizes).shuffle(3).split_by_rank(rank, 2, uneven=uneven)
+            loader = DataLoader(stream, 2, seed=5, num_workers=workers, worker_type="thread")
+            loader.set_epoch(epoch)
+            batches = len(loader)
+            columns = [batch if uneven == "pad" else (batch,) for batch in loader]
+            assert len(columns) == batches
+            found.append([list(zip(*(column.tolist() for column in batch), strict=True)) for batch in columns])
+            shares.append(list(itertools.chain(*found[-1])))
+        if uneven == "pad":
+            assert len(shares[0]) == len(shares[1])
+            shares = [[sample for sample in share if sample[1]] for share in shares]
+        everything = [sample[0] for share in shares for sample in share]
+        if uneven in ("keep", "pad"):
+            assert sorted(everything) == list(range(13))
+        if uneven == "stop":
+            assert len(set(everything)) == len(everything) == 2 * len(shares[0])
+        if uneven == "repeat":
+            assert len(shares[0]) == len(shares[1])
+            assert set(everything) == set(range(13))
+        orders.append(found)
+    assert orders[0] != orders[1] != orders[2]
+
+
+@pytest.mark.parametrize("outer", [lambda stream: stream, lambda stream: stream.map(lambda value: value)])
+def test_ranks_without_a_seed_agree_on_what_they_split(kit, load, outer):
+    def make(name, rank, world=3):
+        streams = {
+            "samples": kit.Count(23).shuffle(5),
+            "shards": kit.Shards(23, 7).shuffle(5),
+            "mixture": agnoload.Mixture([range(12), range(12, 23)], [2, 1], stop="last", shuffle=True),
+        }
+        return outer(streams[name].split_by_rank(rank, world))
+
+    for name in ("samples", "shards"):
+        shares = [flat(load(make(name, rank), 4, num_workers=2, worker_type="thread")) for rank in range(3)]
+        assert sorted(flat(shares)) == list(range(23))
+        assert DataLoader(make(name, 0)).seed == 0
+        assert DataLoader(make(name, 0), seed=7).seed == 7
+    shares = [flat(load(make("mixture", rank), 4)) for rank in range(3)]
+    whole = flat(load(make("mixture", 0, world=1), 4))
+    assert set(whole) == set(range(23))
+    assert [shares[place % 3][place // 3] for place in range(len(whole))] == whole
+    assert len({DataLoader(kit.Count(5)).seed for _ in range(3)}) == 3
+
+
+def test_a_shuffled_stream_whose_length_was_asked_for_before_runs_on_the_loaders_seed(kit, load):
+    def make(ask):
+        stream = kit.Sized([3, 2, 4]).shuffle(2).split_by_rank(0, 1, uneven="stop")
+        if ask:
+            len(stream), list(stream)
+        return load(stream, 2, seed=1)
+
+    assert make(ask=True) == make(ask=False)
 
 
 def test_c08_ranks_draw_nothing_in_common_from_a_stream(kit, load, monkeypatch):

@@ -106,8 +106,9 @@ def test_c43_skipped_samples_of_shards_are_left_out_everywhere(kit, same_for_all
 
 
 def test_c43_what_cannot_be_skipped_or_replaced_in_a_stream_is_raised(kit, load):
-    with pytest.raises(OSError, match="the disk is gone"):  # nobody knows how the stream would go on
+    with pytest.raises(OSError, match="the disk is gone") as caught:  # nobody knows how the stream would go on
         load(kit.Broken(10, 5), 2, on_error="skip")
+    assert "on_error cannot leave this out: the stream itself raised" in notes(caught.value)
     with pytest.raises(ValueError, match="bad value 3") as caught:
         load(kit.Count(10).map(kit.fails_at_3_and_7), 2, on_error="replace")
     assert "'skip' for a stream" in notes(caught.value)

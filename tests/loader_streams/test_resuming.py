@@ -208,6 +208,16 @@ def test_ranks_of_a_stream_go_on_together(kit, workers):
         )
 
 
+def test_a_rank_whose_last_batch_is_full_while_the_last_round_is_not_resumes_behind_it(kit):
+    """To read the rank's last sample is to see the end of the stream, which by then stands at its start again."""
+
+    def make():
+        return DataLoader(kit.Resumable(7).split_by_rank(0, 2).map(kit.with_own_draw), 2, seed=1)
+
+    whole = check_every_batch(make, quiet=False)
+    assert [batch["value"] for batch in whole] == [[0, 2], [4, 6]] * 2
+
+
 def test_more_ranks_go_on_where_fewer_stood(kit):
     def make(rank, world, size):
         stream = kit.Count(48).split_by_rank(rank, world).map(kit.with_own_draw)
@@ -295,6 +305,52 @@ def test_steps_over_a_stream_that_gives_nothing_end(kit, workers, kind):
         loader = DataLoader(stream, 2, num_workers=workers, worker_type=kind, on_error="skip")
         with loader:
             assert list(loader.steps(5)) == []
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2, 3])
+def test_steps_end_at_an_epoch_without_a_batch_however_far_the_next_ones_were_asked_for(kit, workers):
+    def make():
+        return DataLoader(kit.Varying([3, 5, 0, 4]), 2, num_workers=workers, worker_type="thread")
+
+    loader = make()
+    steps = ((batch.tolist(), through_json(loader.state_dict())) for batch in loader.steps(11))
+    with pytest.warns(AgnoloadWarning, match=r"epoch 2 gave no batch, so steps\(11\) ends before it") as told:
+        found, states = zip(*steps, strict=True)
+    assert len(told) == 1
+    assert found == ([0, 1], [2], [0, 1], [2, 3], [4])
+    for place, state in enumerate(states[:-1]):
+        resumed = make()
+        resumed.load_state_dict(state)
+        with pytest.warns(AgnoloadWarning):
+            assert tuple(batch.tolist() for batch in resumed.steps(11)) == found[place + 1 :]
+
+
+def test_steps_over_a_sampler_that_gives_nothing_in_one_epoch_say_so():
+    epochs = [[[0, 1], [2]], [], [[3]]]
+
+    class Batches:
+        def __iter__(self):
+            return iter(epochs.pop(0))
+
+    with pytest.warns(AgnoloadWarning, match=r"epoch 1 gave no batch, so steps\(4\) ends before it"):
+        assert [batch.tolist() for batch in DataLoader(range(4), batch_sampler=Batches()).steps(4)] == [[0, 1], [2]]
+
+
+def test_a_stream_that_can_be_read_only_once_is_one_warning(kit):
+    class Once(agnoload.IterableDataset):
+        def __init__(self):
+            self.left = iter(range(3))
+
+        def __iter__(self):
+            return self.left
+
+    loader = DataLoader(Once(), 2)
+    assert [batch.tolist() for batch in loader] == [[0, 1], [2]]
+    with pytest.warns(AgnoloadWarning, match="gives nothing any more") as told:
+        assert list(loader) == list(loader) == []
+    assert len(told) == 1
+    empty = DataLoader(kit.Count(0), 2)
+    assert list(empty) == list(empty) == []
 
 
 # ------------------------------------------------------------------------------------------------ files

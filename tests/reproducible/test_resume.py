@@ -7,6 +7,7 @@ import os
 import random
 import subprocess
 import sys
+import threading
 import time
 from itertools import chain
 
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 
 import agnoload
-from agnoload import DataLoader, StateError
+from agnoload import DataLoader, StateError, get_worker_info
 from agnoload.testing import check_resume
 
 
@@ -450,6 +451,39 @@ def test_c43_stand_ins_are_the_same_after_a_resume():
         )
     )
     check_resume(lambda: DataLoader(Bad(), 4, shuffle=True, seed=3, on_error="skip"))
+
+
+def test_a_stream_may_be_known_to_be_at_its_end_early_or_late():
+    """Whether the state after the last batch is one of the next epoch depends on which reply came first."""
+    ended = threading.Event()
+
+    class Ends(agnoload.IterableDataset):
+        def __iter__(self):
+            yield from range(2)
+            if threading.current_thread().name == "agnoload-1":
+                ended.set()
+
+    def last(value):
+        if value == 1 and threading.current_thread().name == "agnoload-0" and get_worker_info().num_workers == 2:
+            assert ended.wait(60)
+            ended.clear()
+        return value
+
+    check_resume(
+        lambda num_workers=0: DataLoader(Ends().map(last), 2, num_workers=num_workers, worker_type="thread", seed=1)
+    )
+
+
+@pytest.mark.parametrize("sizes", [(0, 3), (3, 0), (0, 0)])
+def test_an_epoch_without_a_batch_is_one(sizes):
+    class Varying(agnoload.IterableDataset):
+        def set_epoch(self, epoch):
+            self.epoch = epoch
+
+        def __iter__(self):
+            return iter(range(sizes[self.epoch]))
+
+    check_resume(lambda num_workers=0: DataLoader(Varying(), 2, num_workers=num_workers, worker_type="thread"))
 
 
 @pytest.mark.parametrize("workers", [0, 2])

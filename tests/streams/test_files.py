@@ -15,7 +15,8 @@ import tarfile
 import numpy as np
 import pytest
 
-from agnoload.errors import BackendUnavailable, OptionError
+from agnoload.datasets import PackedList, find_large_lists
+from agnoload.errors import AgnoloadWarning, BackendUnavailable, OptionError
 from agnoload.streams import FileStream, read_lines, read_npy, read_npz, read_parquet, read_tar
 
 
@@ -102,6 +103,69 @@ def test_rows_of_parquet_keep_their_types(parquets):
         assert list(read_parquet(parquets[0], start=start)) == rows[start:]
 
 
+@pytest.fixture
+def gaps(tmp_path):
+    """A file with a missing value in its first row group only."""
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    columns = {
+        "i": pyarrow.array([1, None, 3, 4], pyarrow.int8()),
+        "f": pyarrow.array([None, 1.5, 2.5, 3.5], pyarrow.float32()),
+        "h": pyarrow.array(np.array([1, 2, 3, 4], np.float16), mask=np.array([0, 1, 0, 0], bool)),
+        "b": pyarrow.array([True, None, False, True]),
+        "day": pyarrow.array([1, None, 2, 3], pyarrow.int32()).cast(pyarrow.date32()),
+        "time": pyarrow.array([1, None, 10**9 + 1, 3], pyarrow.timestamp("ns")),
+        "span": pyarrow.array([1, None, 10**9 + 1, 3], pyarrow.duration("ns")),
+        "none": pyarrow.array([None] * 4, pyarrow.int16()),
+    }
+    parquet.write_table(pyarrow.table(columns), tmp_path / "a.parquet", row_group_size=2)
+    return tmp_path / "a.parquet"
+
+
+def test_a_missing_value_changes_no_other_nor_its_type(gaps):
+    columns = {
+        "i": np.array([1, 0, 3, 4], np.int8),
+        "f": np.array([0, 1.5, 2.5, 3.5], np.float32),
+        "h": np.array([1, 0, 3, 4], np.float16),
+        "b": np.array([True, False, False, True]),
+        "day": np.array([1, 0, 2, 3], "datetime64[D]"),
+        "time": np.array([1, 0, 10**9 + 1, 3], "datetime64[ns]"),
+        "span": np.array([1, 0, 10**9 + 1, 3], "timedelta64[ns]"),
+        "none": np.zeros(4, np.int16),
+    }
+    missing = {"f": [0], "none": [0, 1, 2, 3]}
+    for start in range(5):  # what is read on after a resume is what it was before
+        rows = list(read_parquet(gaps, start))
+        assert len(rows) == 4 - start
+        for place, row in enumerate(rows, start):
+            assert list(row) == list(columns)
+            for name, value in row.items():
+                wanted = None if place in missing.get(name, [1]) else columns[name][place]
+                assert value == wanted
+                assert type(value) is type(wanted)
+                assert wanted is None or value.dtype == wanted.dtype
+
+
+def test_parquet_without_rows_gives_none(tmp_path, gaps):
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(parquet.read_table(gaps).slice(0, 0), tmp_path / "b.parquet")
+    parquet.write_table(pyarrow.table({}), tmp_path / "c.parquet")
+    assert list(read_parquet(tmp_path / "b.parquet")) == list(read_parquet(tmp_path / "c.parquet")) == []
+
+
+def test_columns_that_would_be_lost_are_refused(tmp_path, gaps):
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    with pytest.raises(OptionError, match=r"a.parquet has no columns \['x'\], it has \['i', 'f'"):
+        list(read_parquet(gaps, columns=["i", "x"]))
+    nested = pyarrow.table({"s": [{"a": 1, "b": 2}, {"a": 3, "b": 4}]})
+    parquet.write_table(nested, tmp_path / "b.parquet")
+    assert list(read_parquet(tmp_path / "b.parquet", columns=["s.a"])) == [{"s": {"a": 1}}, {"s": {"a": 3}}]
+    twice = pyarrow.Table.from_arrays([pyarrow.array([1]), pyarrow.array([2])], names=["x", "x"])
+    parquet.write_table(twice, tmp_path / "c.parquet")
+    with pytest.raises(OptionError, match=r"must have names of their own to make a dict, got \['x', 'x'\]"):
+        list(read_parquet(tmp_path / "c.parquet"))
+
+
 @pytest.mark.parametrize("mode", ["w", "w:gz", "w:xz"])
 def test_tars_may_be_compressed_and_hold_other_things_than_files(tmp_path, mode):
     path = tmp_path / "a.tar"
@@ -128,13 +192,80 @@ def test_a_tar_with_a_file_twice_is_an_error_that_names_it(tmp_path):
     assert "sample 0 of" in caught.value.__notes__[0]
 
 
+def test_hidden_files_of_a_tar_are_left_out_and_do_not_part_a_sample(tmp_path):
+    names = ["a/._7.jpg", "a/7.jpg", "a/._7.cls", "a/7.cls", ".DS_Store", "./b.c/8.cls"]
+    write_tar(tmp_path / "a.tar", [(name, name.encode()) for name in names])
+    assert list(read_tar(tmp_path / "a.tar")) == [
+        {"__key__": "a/7", "jpg": b"a/7.jpg", "cls": b"a/7.cls"},
+        {"__key__": "./b.c/8", "cls": b"./b.c/8.cls"},
+    ]
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE])
+def test_links_in_a_tar_are_left_out_and_one_warning_says_so(tmp_path, kind):
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        archive.addfile(tarfile.TarInfo("1.txt"), io.BytesIO())
+        for name in ("2.txt", "3.txt"):
+            member = tarfile.TarInfo(name)
+            member.type, member.linkname = kind, "1.txt"
+            archive.addfile(member)
+    with pytest.warns(AgnoloadWarning, match=r"a.tar holds links, which are left out: 2.txt to 1.txt is") as told:
+        assert list(read_tar(tmp_path / "a.tar")) == [{"__key__": "1", "txt": b""}]
+    assert len(told) == 1
+
+
+def test_a_tar_with_a_file_by_the_name_of_the_key_is_an_error(tmp_path):
+    write_tar(tmp_path / "a.tar", [("1.__key__", b"a")])
+    with pytest.raises(OptionError, match=r"a.tar holds 1.__key__, but __key__ is"):
+        list(read_tar(tmp_path / "a.tar"))
+
+
+@pytest.mark.parametrize("mode", ["w", "w:gz"])
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_damaged_header_in_a_tar_is_an_error_and_not_the_end(tmp_path, mode, cut):
+    """`tarfile` by itself gives what comes before and ends."""
+    path = tmp_path / "a.tar"
+    write_tar(path, [(f"{n}.txt", b"%d" % n) for n in range(4)])
+    data = bytearray(path.read_bytes())
+    data[2 * 1024 + 5] ^= 1
+    del data[2 * 1024 + 100 if cut else len(data) :]
+    path.write_bytes(gzip.compress(data) if mode == "w:gz" else data)
+    samples = iter(FileStream(path, read_tar))
+    assert [next(samples)["txt"] for _ in range(1)] == [b"0"]
+    with pytest.raises(tarfile.ReadError, match="at byte 2048 of the archive") as caught:
+        list(samples)
+    assert caught.value.__notes__ == [f"while sample 1 of {path} was read"]
+
+
+def test_of_a_tar_nothing_is_read_that_was_delivered_before(tmp_path, monkeypatch):
+    write_tar(tmp_path / "a.tar", [(f"{n}.{suffix}", b"%d" % n) for n in range(5) for suffix in ("txt", "cls")])
+    read, extract = [], tarfile.TarFile.extractfile
+    monkeypatch.setattr(tarfile.TarFile, "extractfile", lambda tar, m: read.append(m.name) or extract(tar, m))
+    for start in range(7):
+        read.clear()
+        samples = list(read_tar(tmp_path / "a.tar", start=start))
+        assert samples == [{"__key__": str(n), "txt": b"%d" % n, "cls": b"%d" % n} for n in range(start, 5)]
+        assert read == [f"{n}.{suffix}" for n in range(start, 5) for suffix in ("txt", "cls")]
+
+
 @pytest.mark.parametrize(("suffix", "opener"), [("", open), (".gz", gzip.open), (".bz2", bz2.open), (".xz", lzma.open)])
 def test_lines_come_without_their_ends(tmp_path, suffix, opener):
     path = tmp_path / f"a.txt{suffix}"
     with opener(path, "wb") as file:
-        file.write("one\r\n\ntwo ü\nthree".encode())
-    assert list(read_lines(path)) == ["one", "", "two ü", "three"]
-    assert list(read_lines(path, start=2)) == ["two ü", "three"]
+        file.write("one\r\n\ntwo\r ü\r\r\nthree".encode())
+    assert list(read_lines(path)) == ["one", "", "two\r ü\r", "three"]
+    assert list(read_lines(path, start=2)) == ["two\r ü\r", "three"]
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32-be", "utf-8-sig", "cp037"])
+@pytest.mark.parametrize(("suffix", "opener"), [("", open), (".gz", gzip.open)])
+def test_lines_take_encodings_whose_line_ends_are_not_one_byte(tmp_path, encoding, suffix, opener):
+    lines = ["one", "", "ਊ\r", "three"] if encoding != "cp037" else ["one", "", "two\r", "three"]
+    path = tmp_path / f"a{suffix}"
+    with opener(path, "wb") as file:
+        file.write(f"one\n\n{lines[2]}\r\nthree".encode(encoding))
+    for start in range(6):
+        assert list(read_lines(path, start, encoding)) == lines[start:]
 
 
 def test_lines_take_another_encoding(tmp_path):
@@ -149,6 +280,10 @@ def test_rows_of_npy_are_arrays_of_their_own(tmp_path):
     np.testing.assert_array_equal(rows, array[1:])
     assert type(rows[0]) is np.ndarray
     rows[0][:] = 0
+    np.save(tmp_path / "d.npy", np.array([(1, 2.5), (3, 4.5)], "i4, f8"))
+    records = list(read_npy(tmp_path / "d.npy"))
+    records[0]["f0"] = 5
+    assert [record.item() for record in records] == [(5, 2.5), (3, 4.5)]
     np.save(tmp_path / "b.npy", np.array([1.5, 2.5], np.float32))
     assert [type(row) for row in read_npy(tmp_path / "b.npy")] == [np.float32] * 2
     np.save(tmp_path / "c.npy", np.array(3))
@@ -221,7 +356,7 @@ def test_ranks_have_files_of_their_own(kit, tars):
     assert len(values(shares)) == 9
 
 
-def test_urls_go_through_fsspec(kit):
+def test_urls_go_through_fsspec(gaps):
     fsspec = pytest.importorskip("fsspec")
     memory = fsspec.filesystem("memory")
     memory.pipe("/agnoload/a.txt", b"one\ntwo\n")
@@ -232,7 +367,18 @@ def test_urls_go_through_fsspec(kit):
     with tarfile.open(fileobj=archive, mode="w") as tar:
         tar.addfile(tarfile.TarInfo("1.txt"), io.BytesIO())
     memory.pipe("/agnoload/a.tar", archive.getvalue())
+    memory.pipe("/agnoload/a.txt.gz", gzip.compress(b"one\ntwo\n"))
+    memory.pipe("/agnoload/a.parquet", gaps.read_bytes())
+    arrays = io.BytesIO()
+    np.savez(arrays, x=np.arange(3))
+    memory.pipe("/agnoload/a.npz", arrays.getvalue())
     try:
+        assert list(read_lines("memory://agnoload/a.txt.gz", start=1)) == ["two"]
+        assert [int(row["x"]) for row in read_npz("memory://agnoload/a.npz", start=1)] == [1, 2]
+        assert [row["i"] for row in read_parquet("memory://agnoload/a.parquet", start=1)] == [None, 3, 4]
+        with pytest.raises(FileNotFoundError) as caught:
+            list(FileStream("memory://agnoload/b.txt", read_lines))
+        assert caught.value.__notes__ == ["while sample 0 of memory://agnoload/b.txt was read"]
         assert list(FileStream("memory://agnoload/a.txt", read_lines)) == ["one", "two"]
         assert [int(row) for row in read_npy("memory://agnoload/a.npy")] == [0, 1, 2]
         assert list(read_tar("memory://agnoload/a.tar")) == [{"__key__": "1", "txt": b""}]
@@ -273,6 +419,16 @@ def test_what_is_no_file_stream_is_refused(arguments, words):
     paths, reader, *lanes = arguments
     with pytest.raises(OptionError, match=words):
         FileStream(paths, reader, **({"lanes": lanes[0]} if lanes else {}))
+
+
+def test_very_many_paths_may_stay_packed(tars):
+    paths = PackedList(map(str, tars * 50_000))
+    stream = FileStream(paths, read_tar)
+    assert stream.paths is paths
+    assert stream.num_shards == 150_000
+    assert find_large_lists(stream) == []
+    assert find_large_lists(FileStream(list(paths), read_tar)) == ["dataset.paths"]
+    assert list(stream.shard(149_999)) == list(read_tar(tars[2]))
 
 
 def test_a_file_stream_pickles_and_says_what_it_is(tars):

@@ -106,6 +106,9 @@ def test_the_lengths_of_shards_can_be_told(kit):
 
     shares = [list(Told([4, 1, 2]).split_by_rank(rank, 2, uneven="stop")) for rank in range(2)]
     assert shares == [[(0, 0)], [(1, 0)]]
+    for stream in (Told([4, 1, 2]).map(str), Told([4, 1, 2]).shuffle(3), Told([4]) + Told([1, 2])):
+        shares = [list(stream.split_by_rank(rank, 2, uneven="stop")) for rank in range(2)]
+        assert len(shares[0]) == len(shares[1]) == len(stream.split_by_rank(0, 2, uneven="stop")) > 0
     with pytest.raises(OptionError, match=r"shard_length\(i\), or use uneven='keep'"):
         kit.Shards([4, 1]).split_by_rank(0, 2, uneven="stop")
 

@@ -9,8 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agnoload.errors import StateError
+from agnoload import seeding
+from agnoload.errors import OptionError, StateError
+from agnoload.seeding import Rewinder, SampleContext
 from agnoload.streams import IterableDataset, Mixture, StreamPlan
+from agnoload.streams.cursor import Opening, open_stream
 
 SIZES = [3, 4, 1, 6, 0, 2]
 
@@ -81,6 +84,119 @@ def test_after_every_batch_the_rest_is_that_of_an_unbroken_run(kit, kind, worker
         assert loader.first_state == json.loads(state), "a state saved at once is the same"
         if again:
             assert json.loads(again[-1][1])["merged"] == json.loads(run[-1][1])["merged"]
+
+
+class Restarting(IterableDataset):
+    """Its iterator goes back to its start at the end, and says where it stands."""
+
+    def __init__(self, n):
+        self.n = n
+
+    def __iter__(self):
+        return RestartingIterator(self.n)
+
+
+class RestartingIterator:
+    def __init__(self, n):
+        self.n = n
+        self.at = 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.at == self.n:
+            self.at = 0
+            raise StopIteration
+        self.at += 1
+        return self.at - 1
+
+    def state_dict(self):
+        return self.at
+
+    def load_state_dict(self, state):
+        self.at = state
+
+
+def is_kept(sample):
+    return sum(map(ord, str(sample))) % 3 > 0
+
+
+SOURCES = {
+    "count": lambda kit, n: kit.Count(n),
+    "resumable": lambda kit, n: kit.Resumable(n),
+    "restarting": lambda kit, n: Restarting(n),
+    "wandering": lambda kit, n: kit.Wandering(n),
+    "shards": lambda kit, n: kit.Shards([n, 0, 3, 1], lanes=2),
+    "resumable shards": lambda kit, n: kit.ResumableShards([2, n, 1]),
+}
+
+STEPS = {
+    "map": lambda kit, stream: stream.map(kit.with_draws),
+    "filter": lambda kit, stream: stream.filter(is_kept),
+    "shuffle": lambda kit, stream: stream.shuffle(3),
+    "chain": lambda kit, stream: stream + kit.Resumable(3),
+    "mix, first": lambda kit, stream: Mixture([stream, range(100, 104), Restarting(3)], [2, 1, 1], shuffle=True),
+    "mix, last": lambda kit, stream: Mixture([stream, range(100, 104)], [2, 1], "last", "batch", batch_size=3),
+    "rank 0": lambda kit, stream: stream.split_by_rank(0, 2),
+    "rank 1, stop": lambda kit, stream: uneven(stream, 1, 2, "stop"),
+    "rank 2, pad": lambda kit, stream: uneven(stream, 2, 3, "pad"),
+}
+
+
+def uneven(stream, rank, world, kind):
+    """Split, if it can be: a generator does not know how long a shard is."""
+    try:
+        return stream.split_by_rank(rank, world, uneven=kind)
+    except OptionError:
+        return stream.split_by_rank(rank, world)
+
+
+@pytest.mark.slow
+@settings(max_examples=150, deadline=None)
+@given(
+    source=st.sampled_from(sorted(SOURCES)),
+    n=st.integers(0, 7),
+    steps=st.lists(st.sampled_from(sorted(STEPS)), max_size=3),
+    size=st.integers(1, 4),
+    order=st.integers(0, 1 << 30),
+)
+def test_whatever_is_made_of_streams_is_the_same_for_any_workers_and_after_a_resume(kit, source, n, steps, size, order):
+    def make():
+        stream = SOURCES[source](kit, n)
+        for step in steps:
+            stream = STEPS[step](kit, stream)
+        return stream
+
+    whole = kit.deliver(make(), size)
+    schedule = random.Random(order)
+    run = states_of(kit.Loader(make(), size, workers=1 + order % 3, ahead=1 + order % 7, schedule=schedule))
+    assert [batch for batch, _ in run] == whole
+    for done, (_, state) in enumerate(run, 1):
+        again = kit.Loader(
+            make(), size, workers=(order + done) % 4, ahead=3, schedule=schedule, state=json.loads(state)
+        )
+        assert list(again) == whole[done:]
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "restarting"])
+def test_what_has_ended_stays_ended(kit, kind):
+    iterator = open_stream((streams(kit) | {"restarting": Restarting(3)})[kind], Opening(size=2))
+    with seeding.use(SampleContext(Rewinder())):
+        assert list(iterator)
+        assert list(iterator) == []
+
+
+def test_a_mixture_within_a_mixture_that_gave_nothing_once_is_begun_anew_after_a_resume_too(kit):
+    def make():
+        inner = Mixture([[], range(100, 104), [0, 1, 2]], [1, 2, 1])
+        return Mixture([inner, range(1000, 1004)], [2, 1], "last", "batch", with_source=True)
+
+    for seed in range(10):
+        loader = kit.Loader(make(), 1, seed=seed)
+        run = states_of(loader)
+        for done, (_, state) in enumerate(run, 1):
+            assert kit.deliver(make(), 1, seed=seed, state=json.loads(state)) == [batch for batch, _ in run[done:]]
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if "rank" not in kind])

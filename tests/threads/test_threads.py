@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import collections
+import concurrent.futures
+import contextlib
+import contextvars
 import gc
 import itertools
 import json
+import logging
 import signal
 import subprocess
 import sys
@@ -22,10 +27,13 @@ from agnoload import (
     DataLoader,
     OptionError,
     WorkerTimeout,
+    default_collate,
     get_worker_info,
+    register_collate,
     sample_rng,
 )
 from agnoload.errors import LoaderClosed
+from agnoload.journal import settings
 
 PATIENCE = 60.0
 """A bound against hanging, not a measure."""
@@ -534,3 +542,136 @@ def test_no_batch_is_held_by_the_loader_after_the_user_has_dropped_it():
     del batch
     assert watched() is None
     iterator.close()
+
+
+# ------------------------------------------------------------------------------------------------ nothing is shared
+
+
+@pytest.fixture
+def hasty():
+    """Threads take turns as often as they can."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(interval)
+
+
+def test_a_dataset_may_change_its_containers_while_other_threads_begin(hasty):
+    class Remembers(Ints):
+        def __init__(self, n):
+            super().__init__(n)
+            self.known, self.last = {}, collections.deque()
+
+        def __getitem__(self, index):
+            for place in range(20):
+                self.known[index, place] = index
+                self.last.append(index)
+            if len(self.known) > 200:
+                self.known.clear()
+                self.last.clear()
+            return index
+
+    for _ in range(20):
+        assert lists(threaded(Remembers(60), num_workers=16)) == [[n] for n in range(60)]
+
+
+def test_a_dataset_may_get_attributes_while_other_threads_begin(hasty):
+    class Lazy(Ints):
+        def __getitem__(self, index):
+            for place in range(50):
+                setattr(self, f"handle{index}_{place}", index)
+            return index
+
+    for _ in range(5):
+        lazy = Lazy(60)
+        vars(lazy).update({f"field{place}": place for place in range(1000)})
+        loader = threaded(lazy, num_workers=16, worker_init_fn=lambda worker: None)
+        assert lists(loader) == [[n] for n in range(60)]
+
+
+class Inheriting(threading.Thread):
+    """A thread as free-threaded Python makes it: it begins in a copy of its maker's context."""
+
+    def __init__(self, *arguments, **named):
+        super().__init__(*arguments, **named)
+        self._around = contextvars.copy_context()
+
+    def run(self):
+        self._around.run(super().run)
+
+
+def test_threads_know_nothing_of_the_sample_that_iterates_their_loader(monkeypatch):
+    monkeypatch.setattr(threading, "Thread", Inheriting)
+    found = []
+
+    def ask(worker):
+        with pytest.raises(AgnoloadError, match="while a sample is being loaded"):
+            sample_rng()
+        found.append(worker)
+
+    def outer(index):
+        sample_rng()
+        assert get_worker_info() is None
+        return lists(threaded(Ints(2), worker_init_fn=ask))
+
+    assert list(DataLoader(Ints(1, outer), None)) == [[[0], [1]]]
+    assert sorted(found) == [0, 1]
+
+
+def test_a_function_that_is_registered_while_threads_collate_is_used_from_then_on(hasty):
+    for n in range(300):
+        kinds = [type(f"Odd{n}_{k}", (int,), {}) for k in range(4)]
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:
+            under_way = [pool.submit(default_collate, [kind(1)] * 2) for kind in kinds * 4]
+            for kind in kinds:
+                register_collate(kind, lambda batch, **_: "registered")
+            for future in under_way:
+                future.result()
+        assert [default_collate([kind(1)] * 2) for kind in kinds] == ["registered"] * 4
+        register_collate(tuple(kinds), None)
+
+
+def test_workers_can_be_told_of_loggers_while_other_threads_make_some(hasty):
+    names, begun, stop = [f"agnoload_test_{n}" for n in range(500)], threading.Event(), threading.Event()
+
+    def make():
+        while not stop.is_set():
+            for name in names:
+                logging.getLogger(name)
+            for name in names:
+                del logging.root.manager.loggerDict[name]
+            begun.set()
+
+    thread = threading.Thread(target=make)
+    thread.start()
+    try:
+        assert begun.wait(PATIENCE)
+        for _ in range(300):
+            settings()
+    finally:
+        stop.set()
+        thread.join()
+
+
+@pytest.mark.slow
+def test_a_loader_may_be_closed_while_other_threads_begin_to_iterate_it(hasty):
+    loader, stop = threaded(Ints(20), 2), threading.Event()
+
+    def iterate():
+        for _ in range(100):
+            with contextlib.suppress(LoaderClosed):
+                assert lists(loader) == [[n, n + 1] for n in range(0, 20, 2)]
+
+    def close():
+        while not stop.is_set():
+            loader.close()
+
+    with concurrent.futures.ThreadPoolExecutor(6) as pool:
+        closing = [pool.submit(close) for _ in range(2)]
+        iterating = [pool.submit(iterate) for _ in range(4)]
+        for future in iterating:
+            future.exception()
+        stop.set()
+        for future in [*iterating, *closing]:
+            future.result()
+    loader.close()
