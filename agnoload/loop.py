@@ -12,7 +12,7 @@ from functools import partial
 from itertools import count
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from agnoload.errors import AgnoloadError, LoaderClosed, SampleStopped
+from agnoload.errors import AgnoloadError, LoaderClosed, SampleStopped, add_note
 from agnoload.journal import Journal
 from agnoload.messages import EMPTY, Reply, Request
 from agnoload.plan import Cut, Plan
@@ -340,7 +340,7 @@ def _named(request: Request, make: Callable[[], Any]) -> Any:
     try:
         return make()
     except Exception as error:
-        error.add_note(f"while batch {request.batch} of epoch {request.epoch} was handed to the backend")
+        add_note(error, f"while batch {request.batch} of epoch {request.epoch} was handed to the backend")
         raise
 
 

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agnoload.datasets.base import Dataset, checked_index, length_of
-from agnoload.errors import AgnoloadWarning, OptionError
+from agnoload.errors import AgnoloadWarning, OptionError, one_line
 from agnoload.seeding import check_seed
 from agnoload.transport.shared import SharedFile, is_sending
 from agnoload.typed import Samples
@@ -148,7 +148,7 @@ class CachedDataset(Dataset[T_co]):
                 self._warned = True
                 warnings.warn(
                     f"CachedDataset cannot keep samples that do not pickle, they are loaded each time: "
-                    f"{type(error).__name__}: {error}",
+                    f"{one_line(error)}",
                     AgnoloadWarning,
                     stacklevel=4,
                 )

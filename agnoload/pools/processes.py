@@ -27,7 +27,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from agnoload.errors import AgnoloadError, LoaderClosed, WorkerDied, WorkerTimeout, warn
+from agnoload.errors import CALLED, AgnoloadError, LoaderClosed, WorkerDied, WorkerTimeout, add_note, warn
 from agnoload.journal import settings
 from agnoload.messages import Reply, Request, describe_request, plain_indices
 from agnoload.pools.start import (
@@ -392,8 +392,8 @@ class ProcessPool:
         batch, extras = None, None
         try:
             value = decode(place, slot, None if copy else arena)
-        except (Exception, GeneratorExit, SystemExit) as broken:  # out of the user's own classes; due when the batch is
-            broken.add_note(f"while {describe_request(flight.request)} from worker {worker} was decoded")
+        except CALLED as broken:  # out of the user's own classes; due when the batch is
+            add_note(broken, f"while {describe_request(flight.request)} from worker {worker} was decoded")
             error = broken
         else:
             if kind & (ERROR | EXTRAS):

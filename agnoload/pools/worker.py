@@ -192,6 +192,24 @@ def _alive(pid: int) -> bool:
     return True
 
 
+def end_copy(owner: int, error: BaseException | None = None) -> None:
+    """End this process, as a program ends, if user code has forked it and let it out of a sample: it is no worker."""
+    if os.getpid() == owner:
+        return
+    code: Any = 0
+    if isinstance(error, SystemExit):
+        code = error.code
+    elif error is not None:
+        traceback.print_exception(error)
+        code = 1
+    with contextlib.suppress(Exception):
+        if code is not None and not isinstance(code, int):
+            print(code, file=sys.stderr)
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code if isinstance(code, int) else int(code is not None))
+
+
 def _dump_to(arena: int, offset: int) -> None:
     """Send the Python stack of a crash, or of a hang when the parent asks by signal, to this worker's place."""
     fd = os.open(f"/proc/self/fd/{arena}", os.O_RDWR | os.O_CLOEXEC)  # a file position of its own
@@ -205,6 +223,7 @@ class Worker:
 
     def __init__(self, start: Start, control: Control, listener: Listener) -> None:
         self._number = start.worker
+        self._pid = os.getpid()
         self._requests = start.requests
         self._replies = start.replies
         self._slots = Slots(start.arena)
@@ -223,6 +242,7 @@ class Worker:
         control.stage(number, Stage.IDLE)
         slots, requests = self._slots, self._requests
         while True:
+            end_copy(self._pid)
             ticket = os.read(requests, REQUEST.size)
             if not ticket:
                 return
@@ -246,6 +266,7 @@ class Worker:
 
     def _send(self, reply: Reply, slot: Slot, request: Request | None) -> None:
         """Encode a reply into its slot and send the ticket; what cannot be encoded becomes an error."""
+        end_copy(self._pid, reply.error)
         kind = STARTUP if request is None else 0
         value: Any = reply.batch
         extras = reply.extras
@@ -262,6 +283,7 @@ class Worker:
         try:
             place = encode(value, slot)
         except BaseException as error:
+            end_copy(self._pid, error)
             slot.reset()
             kind = (kind & STARTUP) | ERROR
             what = describe_request(request) if request is not None else "an error"
@@ -271,4 +293,5 @@ class Worker:
             reply.number, slot.number, self._number, kind, checksum(slot, place), *place, reply.samples, reply.started,
             reply.fetched, reply.collated, time.monotonic(),
         )  # fmt: skip
+        end_copy(self._pid)
         os.write(self._replies, ticket)

@@ -18,7 +18,7 @@ from typing import IO, Any, TypeVar
 
 import numpy as np
 
-from agnoload.errors import BackendUnavailable, OptionError
+from agnoload.errors import BackendUnavailable, OptionError, add_note
 from agnoload.streams.base import IterableDataset
 from agnoload.streams.cursor import Cursor, CursorStream, ForeignCursor, Opening, guarded
 from agnoload.words import name_of
@@ -101,7 +101,7 @@ class _FileCursor(Cursor):
         except StopIteration:
             raise
         except Exception as error:
-            error.add_note(f"while sample {self._taken} of {os.fspath(self._path)} was read")
+            add_note(error, f"while sample {self._taken} of {os.fspath(self._path)} was read")
             raise
         self._taken += 1
         return sample

@@ -7,6 +7,7 @@ import gc
 import itertools
 import os
 import signal
+import sys
 import threading
 import time
 import weakref
@@ -432,6 +433,56 @@ def test_a_death_is_seen_although_a_process_that_the_worker_forked_lives_on(tmp_
         with loader, pytest.raises(AgnoloadError, match="SIGKILL"):
             next(iter(loader))
         open(fifo, "w").close()
+
+
+@pytest.mark.parametrize(
+    ("method", "kind"),
+    [("forkserver", "process"), pytest.param("spawn", "process", marks=pytest.mark.slow), ("fork", "process"),
+     (None, "thread")],
+)  # fmt: skip
+@pytest.mark.parametrize(("deed", "code"), [("return", 0), ("exit", 3), ("words", 1), ("raise", 1)])
+@pytest.mark.parametrize("place", ["getitem", "worker_init_fn", "encoding"])
+def test_a_copy_of_a_worker_that_comes_out_of_user_code_is_no_worker(place, deed, code, method, kind, capfd) -> None:
+    """It ends as a program would; it answers no request, and takes none away."""
+
+    def fork() -> None:
+        if pid := os.fork():
+            _, status = os.waitpid(pid, 0)
+            assert os.waitstatus_to_exitcode(status) == code
+        elif deed == "raise":
+            raise KeyError("in the copy")
+        elif deed != "return":
+            sys.exit(3 if deed == "exit" else "in the copy")
+
+    class Answer:
+        def __init__(self, index: int) -> None:
+            self.index = index
+
+        def __reduce__(self):
+            fork()
+            return int, (self.index,)
+
+    class Forks:
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, index: int) -> object:
+            if place == "getitem":
+                fork()
+            return Answer(index) if place == "encoding" and kind == "process" else index
+
+    loader = DataLoader(
+        Forks(), 1, num_workers=1, collate_fn=list, multiprocessing_context=method, worker_type=kind,
+        worker_init_fn=(lambda _: fork()) if place == "worker_init_fn" else None,
+    )  # fmt: skip
+    with loader:
+        assert list(loader) == [[0], [1], [2], [3]]
+    assert none_left()
+    times = {"getitem": 4, "worker_init_fn": 1, "encoding": 4 * (kind == "process")}[place]
+    said = capfd.readouterr().err
+    assert said.splitlines().count("in the copy") == (times if deed == "words" else 0)
+    assert said.count("KeyError: 'in the copy'") == (times if deed == "raise" else 0)
+    assert said.count("Traceback") == (times if deed == "raise" else 0)
 
 
 # ---------------------------------------------------------------------------------------------- starts that fail

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import pickle
+import sys
 import threading
 
 import pytest
@@ -57,7 +59,36 @@ class NoText(Exception):
 
 class Unreducible(Exception):
     def __reduce__(self):
-        raise TypeError("not this one")
+        raise self.args[0]
+
+
+class Unreadable(Exception):
+    def __reduce__(self):
+        return sys.exit, (9,)
+
+
+class Unprintable(Exception):
+    """Whose words end the program."""
+
+    def __str__(self) -> str:
+        raise SystemExit(4)
+
+    __repr__ = __str__
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen(Exception):
+    """Lets nobody set anything, not even its notes."""
+
+    code: int
+    detail: str
+
+
+class Unnoted(Exception):
+    __notes__ = 5
+
+    def add_note(self, text: str) -> None:
+        raise ValueError("no notes")
 
 
 def crossed(error: BaseException) -> BaseException:
@@ -120,9 +151,46 @@ def test_what_cannot_travel_within_an_exception_becomes_its_text() -> None:
     assert "lock" in back.lock
 
 
-def test_an_exception_that_refuses_to_be_pickled_comes_back_all_the_same() -> None:
-    back = crossed(Unreducible("words", 2))
-    assert (type(back), back.args) == (Unreducible, ("words", 2))
+@pytest.mark.parametrize("refusal", [TypeError, SystemExit, GeneratorExit, StopIteration, RecursionError])
+def test_an_exception_that_refuses_to_be_pickled_comes_back_all_the_same(refusal) -> None:
+    back = crossed(Unreducible(refusal, 2))
+    assert (type(back), back.args) == (Unreducible, (refusal, 2))
+
+
+def test_an_exception_that_refuses_to_be_read_comes_back_all_the_same() -> None:
+    back = crossed(Unreadable("words", 2))
+    assert (type(back), back.args) == (Unreadable, ("words", 2))
+    group = crossed(ExceptionGroup("all", [Unreadable(1), Unreducible(SystemExit), Unprintable(2)]))
+    assert [type(error) for error in group.exceptions] == [Unreadable, Unreducible, Unprintable]
+
+
+@pytest.mark.parametrize("workers", [-1, 0, 2])
+@pytest.mark.parametrize(
+    "make", [lambda: Unprintable(3), lambda: NoText(3), lambda: Frozen(3, "x"), lambda: Unnoted("x"),
+             lambda: Unreducible(SystemExit), lambda: Unreadable("x")],
+)  # fmt: skip
+def test_an_exception_is_itself_whatever_its_own_methods_do(make, workers) -> None:
+    kind = {"worker_type": "thread"} if workers < 0 else {}
+    got, error = fails(abs(workers), make, **kind)
+    assert got == [[0, 1], [2, 3]]
+    assert type(error) is type(make())
+    assert error.args == make().args
+    assert error.__notes__[0] == "while index 5 was loaded (item 1 of batch 2, epoch 0)"
+    assert len(error.__notes__) == 1 + (workers != 0)
+    with DataLoader(Raises(make), 2, num_workers=abs(workers), on_error="skip", **kind) as loader:
+        assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3], [4], [6, 7]]
+        (failure,) = loader.stats().failed
+    assert failure.error.startswith(f"{type(error).__name__}: ")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_frozen_exception_of_collate_or_a_registered_function_is_itself(workers) -> None:
+    def collate(samples: list[int], **_: object) -> list[int]:
+        raise Frozen(3, "x")
+
+    with DataLoader(range(4), 2, num_workers=workers, collate_fn=collate) as loader, pytest.raises(Frozen) as caught:
+        next(iter(loader))
+    assert (caught.value.code, caught.value.detail) == (3, "x")
 
 
 def test_an_exception_without_a_text_comes_back_all_the_same() -> None:
