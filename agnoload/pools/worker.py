@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import faulthandler
 import os
 import pickle
@@ -39,6 +40,7 @@ EXTRAS, ERROR, END, STARTUP = 1, 2, 4, 8
 """Kinds of a reply, as bits: the value is (batch, extras); it is (error, extras); a stream ended; no request's."""
 
 DUMP_SIGNAL = signal.SIGUSR2
+_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 
 
 def checksum(slot: Slot, place: Place) -> int:
@@ -163,10 +165,19 @@ def _write_lines() -> None:
             stream.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
 
 
+def die_with(parent: int) -> None:
+    """Have the kernel kill this process when the thread that has started it ends; `parent` is that thread's process."""
+    with contextlib.suppress(AttributeError):  # Linux alone has it
+        ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
 def end_with(parent: int) -> None:
     """A thread of its own ends this process when the parent has gone, also in the middle of a sample.
 
-    Not needed below the fork server, where the kernel does it.
+    For workers that were started by a thread that may end before its process; C code that holds the interpreter lock
+    holds up the end.
     """
     try:
         fd = os.pidfd_open(parent)
