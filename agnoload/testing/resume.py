@@ -42,11 +42,12 @@ def check_resume(make_loader: Callable[..., DataLoader[Any, Any]]) -> None:
     with kept_server(), warnings.catch_warnings():
         warnings.simplefilter("ignore", AgnoloadWarning)  # that a stream is read again, say
         whole, states = _unbroken(make, WORKERS[0], None)
-        runs = [states]
+        runs = [(whole, states)]
         if varied:
             runs.append(_stop_with_workers(make, whole, states))
         for k in range(len(states)):
-            _resume_at(make, WORKERS[k % 3] if varied else 0, whole, k, runs[k % len(runs)][k])
+            run, saved = runs[k % len(runs)]
+            _resume_at(make, WORKERS[k % 3] if varied else 0, run, k, saved[k])
         _chain(make, varied, whole, states)
 
 
@@ -107,21 +108,26 @@ def _is_map(state: Any) -> bool:
     return bool(state["facts"]["kind"] == "map")
 
 
-def _stop_with_workers(make: Callable[[int], DataLoader[Any, Any]], whole: _Run, states: list[Any]) -> list[Any]:
-    """The states of an unbroken run with workers: what was prefetched must not show."""
+def _stop_with_workers(
+    make: Callable[[int], DataLoader[Any, Any]], whole: _Run, states: list[Any]
+) -> tuple[_Run, list[Any]]:
+    """An unbroken run with workers, and its states: what was prefetched must not show.
+
+    Out of order, what is left after some batches is what this run had left, not what any other one had.
+    """
     run, found = _unbroken(make, WORKERS[1], states[0])
     _compare(run.epochs, whole.epochs, whole.in_order, f"with {WORKERS[1]} workers instead of {WORKERS[0]}")
     if whole.in_order and _is_map(states[0]):
         for k, (one, other) in enumerate(zip(found, states, strict=True)):
             _must(one == other, f"the state after {k} batches must not depend on the workers: {one}, and {other}")
-    return found
+    return run, found
 
 
-def _resume_at(make: Callable[[int], DataLoader[Any, Any]], workers: int, whole: _Run, k: int, state: Any) -> None:
-    where = f"after a stop at batch {k} of {len(whole.epochs[0])}, with {workers} workers"
+def _resume_at(make: Callable[[int], DataLoader[Any, Any]], workers: int, run: _Run, k: int, state: Any) -> None:
+    where = f"after a stop at batch {k} of {len(run.epochs[0])}, with {workers} workers"
     with _open(make, workers, state) as loader:
-        wanted = whole.after(k)
-        _compare([[comparable(batch) for batch in loader] for _ in wanted], wanted, whole.in_order, where)
+        wanted = run.after(k)
+        _compare([[comparable(batch) for batch in loader] for _ in wanted], wanted, run.in_order, where)
 
 
 def _chain(make: Callable[[int], DataLoader[Any, Any]], varied: bool, whole: _Run, states: list[Any]) -> None:
