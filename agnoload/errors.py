@@ -68,8 +68,8 @@ class WorkerDied(AgnoloadError, RuntimeError):
 
     `worker` is its number, `pid` its process, `exitcode` as in `multiprocessing` (negative: minus the signal),
     `batch` and `indices` what it was loading (None when it was idle), `oom_kills` how far the control group's count
-    of out-of-memory kills has moved, `rss` the most memory that it had resident, in bytes (None where the system does
-    not tell).
+    of out-of-memory kills has moved, `rss` the most memory that it had resident, in bytes; where the system does not
+    tell (start method spawn, up to what the parent has), what it had before the batch; None if it had not begun.
     """
 
     def __init__(

@@ -554,6 +554,7 @@ class DataLoader(Generic[SampleT, BatchT]):
             attach=self._backend.attach if options.pin_memory else None,
             fence=self._backend.fence,
             environment=plugins.worker_environment(),
+            listen=self._journal.replay,
         )
 
     def _warn_once(self) -> None:

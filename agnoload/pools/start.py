@@ -156,7 +156,7 @@ class _ContextProcess(_Killable):
             args = (*start[:3], [_Sent(fd, context.reducer) for fd in (*start[3:], *extra)], lasting, None)
         self._process = context.Process(target=_in_context, args=args, name="agnoload-worker")
         # A process counts the memory of the one that it was spawned from until it loads its own program.
-        self._counted = _resident() if context.get_start_method() == "spawn" else 0
+        self._counted = resident() if context.get_start_method() == "spawn" else 0
         try:
             with _starting, _hidden_main(), _environment(THREADS):
                 self._process.start()
@@ -198,7 +198,7 @@ class _ContextProcess(_Killable):
                 self._process.close()
 
 
-def _resident() -> int:
+def resident() -> int:
     """The memory of this process that is resident, in bytes; 0 where the system does not tell."""
     with contextlib.suppress(OSError):
         return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import math
 import os
 import pickle
 import select
@@ -22,7 +23,7 @@ from typing import Any, Protocol
 
 from agnoload.journal import Listener
 from agnoload.messages import Reply, Request, describe_request
-from agnoload.pools.start import Start
+from agnoload.pools.start import Start, resident
 from agnoload.protocols import Fetch
 from agnoload.transport.arena import Mapping as Memory
 from agnoload.transport.arena import Slot, Slots
@@ -35,6 +36,9 @@ REQUEST = struct.Struct("<4q")
 PICKLED, PACKED = 0, 1
 REPLY = struct.Struct("<10q4d")
 """number, slot, worker, kind, checksum, offset, nbytes, arrays, end, samples, started, fetched, collated, finished."""
+
+_PIECE = struct.Struct("<2I")
+"""Before each thing that a worker has said: its bytes, and their check sum."""
 
 EXTRAS, ERROR, END, STARTUP = 1, 2, 4, 8
 """Kinds of a reply, as bits: the value is (batch, extras); it is (error, extras); a stream ended; no request's."""
@@ -68,16 +72,23 @@ class Stage(IntEnum):
 
 
 class Control:
-    """The arena's first slot: a line for each worker, which it writes and the parent reads, and room for its stack.
+    """The arena's first slot: a line for each worker, which it writes and the parent reads, and room for its stack and
+    for what it has said since its last reply.
 
-    A line is (the number of the request taken last, plus one; its stage). Aligned words: never seen half-written.
+    A line is (the number of the request taken last, plus one; its stage; its memory; the bytes of what it has said).
+    Aligned words: never seen half-written.
     """
 
     DUMP = 1 << 16
+    SAID = 1 << 16
+    LOOK = 0.1
+    """Seconds between two looks of a worker at its own memory."""
 
     def __init__(self, fd: int, workers: int) -> None:
         self._dumps = -(-workers * 64 // 4096) * 4096
-        self._mapping = Memory(fd, 0, self._dumps + workers * self.DUMP)
+        self._saids = self._dumps + workers * self.DUMP
+        self._mapping = Memory(fd, 0, self._saids + workers * self.SAID)
+        self._looked = -math.inf
         self.view = memoryview(self._mapping.array())
         self._words = self.view[: self._dumps].cast("q")
 
@@ -97,10 +108,49 @@ class Control:
 
     def clear(self, worker: int) -> None:
         """Before a worker starts under this number."""
-        self._words[worker * 8] = 0
-        self._words[worker * 8 + 1] = Stage.LAUNCHED
+        self._words[worker * 8 : worker * 8 + 8] = memoryview(bytes(64)).cast("q")
         start = self.dump_offset(worker)
         self.view[start : start + self.DUMP] = bytes(self.DUMP)
+
+    def look(self, worker: int) -> None:
+        """Note the memory that the worker has, now and then."""
+        now = time.monotonic()
+        if now - self._looked >= self.LOOK:
+            self._looked = now
+            self._words[worker * 8 + 2] = resident() or self._words[worker * 8 + 2]
+
+    def memory(self, worker: int) -> int:
+        """What a worker had when it looked last, in bytes; 0 if it never has."""
+        return self._words[worker * 8 + 2]
+
+    def say(self, worker: int, said: bytes) -> None:
+        """Keep what the worker has said until its reply takes it along; when the room is full, it begins anew."""
+        piece = _PIECE.pack(len(said), zlib.crc32(said)) + said
+        if len(piece) > self.SAID:
+            return
+        used = self._words[worker * 8 + 3]
+        if used + len(piece) > self.SAID:
+            used = self._words[worker * 8 + 3] = 0
+        start = self._saids + worker * self.SAID + used
+        self.view[start : start + len(piece)] = piece
+        self._words[worker * 8 + 3] = used + len(piece)  # last: what is counted is there
+
+    def forget(self, worker: int) -> None:
+        """A reply has taken it along."""
+        self._words[worker * 8 + 3] = 0
+
+    def said(self, worker: int) -> list[bytes]:
+        """What a worker that has ended, or hangs, has said of the batch that nobody will see."""
+        start = self._saids + worker * self.SAID
+        used = self._words[worker * 8 + 3]
+        data = bytes(self.view[start : start + used]) if 0 <= used <= self.SAID else b""
+        found = []
+        while len(data) >= _PIECE.size:
+            size, check = _PIECE.unpack_from(data)
+            piece, data = data[_PIECE.size : _PIECE.size + size], data[_PIECE.size + size :]
+            if zlib.crc32(piece) == check:
+                found.append(piece)
+        return found
 
     def tell(self, worker: int, text: str) -> None:
         """A worker's last words, in the place of its stack."""
@@ -136,6 +186,7 @@ def main(start: Start, extra: list[int], inherited: Any = None) -> None:
         listener.install(None)
         read = partial(_identity, inherited)
     control = Control(start.arena, start.workers)
+    listener.keep = partial(control.say, start.worker)
     _dump_to(start.arena, control.dump_offset(start.worker))
     control.stage(start.worker, Stage.STARTING)
     try:
@@ -251,6 +302,7 @@ class Worker:
             self._send(Reply(-1, number, error=error), self._slots[1 + number], None)
             return
         control.stage(number, Stage.IDLE)
+        control.look(number)
         slots, requests = self._slots, self._requests
         while True:
             end_copy(self._pid)
@@ -274,6 +326,7 @@ class Worker:
             self._send(reply, slot, request)
             del reply
             control.stage(number, Stage.IDLE)
+            control.look(number)
 
     def _send(self, reply: Reply, slot: Slot, request: Request | None) -> None:
         """Encode a reply into its slot and send the ticket; what cannot be encoded becomes an error."""
@@ -306,3 +359,5 @@ class Worker:
         )  # fmt: skip
         end_copy(self._pid)
         os.write(self._replies, ticket)
+        if said is not None:
+            self._control.forget(self._number)

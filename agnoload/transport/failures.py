@@ -66,7 +66,7 @@ def portable(value: Any) -> Any:
     if type(value) in (str, int, float, bool, type(None)):
         return value
     try:
-        pickle.loads(_dumps(value))
+        pickle.loads(dumps(value))
     except CALLED:
         return _repr(value)
     return value
@@ -86,7 +86,8 @@ def _trace(error: BaseException) -> str:
         return "".join(traceback.format_tb(error.__traceback__)) + f"{type(error).__qualname__}: {text_of(error)}\n"
 
 
-def _dumps(value: Any) -> bytes:
+def dumps(value: Any) -> bytes:
+    """As a pickle, by value where need be."""
     try:
         return pickle.dumps(value, 5)
     except CALLED:
@@ -95,7 +96,7 @@ def _dumps(value: Any) -> bytes:
 
 def _whole(error: BaseException) -> bytes | None:
     try:
-        data = _dumps(error)
+        data = dumps(error)
         back = pickle.loads(data)
         same = type(back).__qualname__ == type(error).__qualname__ and _repr(back.args) == _repr(error.args)
     except CALLED:
@@ -111,7 +112,7 @@ def _parts(error: BaseException) -> bytes | None:
         args = (*args, *error.__reduce__()[1][len(args) :]) if len(args) == 2 else args
     try:
         attributes = {name: portable(value) for name, value in vars(error).items()}
-        data = _dumps((type(error), tuple(portable(value) for value in args), attributes))
+        data = dumps((type(error), tuple(portable(value) for value in args), attributes))
         pickle.loads(data)
     except CALLED:
         return None

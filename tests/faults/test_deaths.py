@@ -111,6 +111,24 @@ def test_c42_a_death_tells_how_much_memory_the_worker_had(method) -> None:
     assert f"{error.rss / 2**20:,.0f} MiB" in str(error)
 
 
+@pytest.mark.slow
+def test_c42_where_the_system_counts_the_parents_memory_a_death_tells_what_the_worker_had_before() -> None:
+    class Dies:
+        def __len__(self) -> int:
+            return 2
+
+        def __getitem__(self, index: int) -> int:
+            if index:
+                die("SIGKILL")
+            return index
+
+    parents = np.ones(300 << 17)  # 300 MiB, which a spawned process is taken to have had
+    _, error = until_death(DataLoader(Dies(), 1, num_workers=1, multiprocessing_context="spawn"))
+    assert error.rss is not None
+    assert 10 << 20 < error.rss < parents.nbytes
+    assert f"it had {error.rss / 2**20:,.0f} MiB of memory before this batch" in str(error)
+
+
 def test_c42_a_death_tells_of_kills_for_memory(box, monkeypatch) -> None:
     counts = iter([5, 7])
     monkeypatch.setattr(processes, "oom_kills", lambda: next(counts))
