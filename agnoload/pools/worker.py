@@ -27,6 +27,7 @@ from agnoload.pools.start import Start, resident
 from agnoload.protocols import Fetch
 from agnoload.transport.arena import Mapping as Memory
 from agnoload.transport.arena import Slot, Slots
+from agnoload.transport.byvalue import inherit_classes
 from agnoload.transport.failures import describe
 from agnoload.transport.payload import Payload
 from agnoload.transport.wire import Place, encode
@@ -184,6 +185,7 @@ def main(start: Start, extra: list[int], inherited: Any = None) -> None:
         read = partial(payload.value, extra)
     else:
         listener.install(None)
+        inherit_classes()
         read = partial(_identity, inherited)
     control = Control(start.arena, start.workers)
     listener.keep = partial(control.say, start.worker)

@@ -306,7 +306,8 @@ def test_an_error_in_a_worker_is_the_error_without_workers(make, method) -> None
     assert "__getitem__" in str(away[1].__cause__)
 
 
-def test_a_class_made_within_a_function_is_still_caught_by_itself() -> None:
+@pytest.mark.parametrize("method", METHODS)
+def test_a_class_made_within_a_function_is_still_caught_by_itself(method) -> None:
     class Local(Exception):
         pass
 
@@ -316,8 +317,49 @@ def test_a_class_made_within_a_function_is_still_caught_by_itself() -> None:
     class Data(Raises):
         pass
 
-    with DataLoader(Data(make), 2, num_workers=2) as loader, pytest.raises(Local, match="here"):
+    loader = DataLoader(Data(make), 2, num_workers=2, multiprocessing_context=method)
+    with loader, pytest.raises(Local, match="here"):
         list(loader)
+
+
+def test_under_fork_a_class_that_cannot_travel_is_itself() -> None:
+    class Locked(Exception):
+        lock = threading.Lock()
+
+    _, error = fails(2, lambda: ExceptionGroup("all", [Locked("shut")]), multiprocessing_context="fork")
+    assert isinstance(error, ExceptionGroup)
+    assert type(error.exceptions[0]) is Locked
+    assert error.exceptions[0].args == ("shut",)
+
+
+def test_under_fork_a_class_that_was_made_in_a_worker_comes_as_a_copy() -> None:
+    def make() -> Exception:
+        class Inner(Exception):
+            pass
+
+        return Inner("here")
+
+    _, error = fails(2, make, multiprocessing_context="fork")
+    assert (type(error).__name__, error.args) == ("Inner", ("here",))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_class_made_within_a_function_is_itself_in_a_batch(method) -> None:
+    class Item:
+        def __init__(self, index: int) -> None:
+            self.index = index
+
+    class Items:
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, index: int) -> Item:
+            return Item(index)
+
+    with DataLoader(Items(), 2, num_workers=2, collate_fn=list, multiprocessing_context=method) as loader:
+        items = [item for batch in loader for item in batch]
+    assert [type(item) for item in items] == [Item] * 4
+    assert [item.index for item in items] == [0, 1, 2, 3]
 
 
 def test_an_error_in_worker_init_fn_comes_whole_before_the_first_batch() -> None:
