@@ -6,10 +6,12 @@ nothing is left.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import signal
 import sys
+import threading
 import time
 
 import numpy as np
@@ -256,6 +258,47 @@ def test_the_death_of_an_idle_worker_is_an_error(deed: str, method: str, tmp_pat
             next(batches)
     assert (caught.value.pid, caught.value.exitcode) == (idle, -getattr(signal, deed))
     assert (caught.value.batch, caught.value.indices) == (None, None)
+
+
+class InTheBackground(Rendezvous):
+    """Sample 0 leaves a thread behind that does the deed once the worker is idle."""
+
+    def __init__(self, path: str, told: str, deed: str) -> None:
+        super().__init__(path)
+        self.told, self.deed = told, deed
+
+    def __getitem__(self, index: int) -> int:
+        if index == 0:
+            threading.Thread(target=self.wait_and_do).start()
+        return super().__getitem__(index)
+
+    def wait_and_do(self) -> None:
+        with open(self.told, "rb"):
+            pass
+        with contextlib.suppress(KeyError, MemoryError, RecursionError):
+            do(self.deed)
+
+
+@pytest.mark.parametrize("method", STARTED)
+@pytest.mark.parametrize("deed", DEEDS)
+def test_what_a_thread_does_in_an_idle_worker_is_a_death_or_nothing(deed: str, method: str, tmp_path) -> None:
+    for name in ("meet", "told"):
+        os.mkfifo(tmp_path / name)
+    dataset = InTheBackground(str(tmp_path / "meet"), str(tmp_path / "told"), deed)
+    seconds = 0 if deed in DEADLY else PATIENCE[method]
+    with DataLoader(dataset, 1, num_workers=2, multiprocessing_context=method, timeout=seconds) as loader:
+        batches = iter(loader)
+        (idle,) = next(batches).tolist()
+        with open(tmp_path / "told", "wb"):
+            pass
+        with pytest.raises(WorkerDied if deed in DEADLY else WorkerTimeout) as caught:
+            next(batches)
+    if deed in DEADLY:
+        assert "while it was idle" in str(caught.value)
+        assert (caught.value.pid, caught.value.exitcode) == (idle, DEADLY[deed])
+        assert (caught.value.batch, caught.value.indices) == (None, None)
+    else:  # the other worker is still in its sample
+        assert "batch 1 (indices [1])" in str(caught.value)
 
 
 @pytest.mark.parametrize("method", STARTED)

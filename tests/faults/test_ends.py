@@ -541,6 +541,30 @@ def test_running_out_of_descriptors_at_any_step_of_a_start_is_an_error_that_leav
     assert (code, out.strip(), err) == (0, "failed True", "")
 
 
+EFBIG = """
+import os, resource
+import agnoload
+
+loader = agnoload.DataLoader(range(8), 2, num_workers=2)
+list(loader)
+loader.close()
+before = sorted(os.listdir("/proc/self/fd"))
+hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
+try:
+    list(loader)
+except OSError as error:
+    print(error.errno, "ulimit -f" in error.__notes__[0])
+assert sorted(os.listdir("/proc/self/fd")) == before
+resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+print(len(list(loader)))
+"""
+
+
+def test_a_limit_on_the_size_of_files_is_an_error_that_names_it(program) -> None:
+    assert program(EFBIG).end() == (0, "27 True\n4\n", "")
+
+
 def test_a_fork_that_the_system_refuses_is_an_error() -> None:
     """The server answers with the reason; the loader passes it on, and nothing hangs."""
     reader, writer = os.pipe()
