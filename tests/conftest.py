@@ -20,3 +20,12 @@ def nothing_is_left() -> Iterator[None]:
     """Processes, threads, descriptors and shared memory are as many after a test as before it."""
     with no_leaks():
         yield
+
+
+@pytest.fixture(autouse=True)
+def nothing_on_stderr(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Neither the loader nor its workers write to standard error; a test that wants something there takes it away."""
+    kind = "capsys" if "capsys" in request.fixturenames else "capfd"
+    captured = request.getfixturevalue(kind)
+    yield
+    assert captured.readouterr().err == ""
