@@ -66,10 +66,11 @@ class SampleStopped(AgnoloadError, RuntimeError):
 class WorkerDied(AgnoloadError, RuntimeError):
     """A worker process ended before it answered.
 
-    `worker` is its number, `pid` its process, `exitcode` as in `multiprocessing` (negative: minus the signal),
-    `batch` and `indices` what it was loading (None when it was idle), `oom_kills` how far the control group's count
-    of out-of-memory kills has moved, `rss` the most memory that it had resident, in bytes; where the system does not
-    tell (start method spawn, up to what the parent has), what it had before the batch; None if it had not begun.
+    `worker` is its number, `pid` its process, `exitcode` as in `multiprocessing` (negative: minus the signal; None:
+    somebody else in this program has collected it), `batch` and `indices` what it was loading (None when it was idle),
+    `oom_kills` how far the control group's count of out-of-memory kills has moved, `rss` the most memory that it had
+    resident, in bytes; where the system does not tell (start method spawn, up to what the parent has), what it had
+    before the batch; None if it had not begun.
     """
 
     def __init__(

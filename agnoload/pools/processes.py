@@ -32,6 +32,7 @@ from agnoload.journal import Said, heard, settings
 from agnoload.messages import Reply, Request, describe_request, plain_indices
 from agnoload.pools.start import (
     THREADS,
+    UNKNOWN,
     Process,
     Start,
     directory,
@@ -534,6 +535,7 @@ class ProcessPool:
 
     def _obituary(self, worker: int, process: Process, code: int | None, flight: _Flight | None) -> WorkerDied:
         kills = oom_kills() - self._oom
+        code = None if code == UNKNOWN else code
         request = flight.request if flight is not None else None
         stage = self._control.stage_of(worker)
         text = f"worker {worker} (pid {process.pid}) {_how(code)} {_doing(stage, request)}"
@@ -689,7 +691,9 @@ def _oom_files() -> list[Path]:
 
 
 def _how(code: int | None) -> str:
-    if code is not None and code < 0:
+    if code is None:
+        return "ended (its exit code was collected by a signal handler or a thread of yours)"
+    if code < 0:
         try:
             return f"was killed by {signal.Signals(-code).name}"
         except ValueError:

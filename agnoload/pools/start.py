@@ -37,8 +37,8 @@ REPORT = struct.Struct("<2q")
 """What the fork server says of a worker: its pid (minus an errno: it could not be forked) and 0; later its exit status
 and the most memory that it had resident, in KiB."""
 
-UNKNOWN = 255
-"""The exit code of a process that somebody else has collected."""
+UNKNOWN = 256
+"""For the exit code of a process that somebody else has collected: one that no process can have."""
 
 
 class Start(NamedTuple):

@@ -111,6 +111,19 @@ def test_c42_a_death_tells_how_much_memory_the_worker_had(method) -> None:
     assert f"{error.rss / 2**20:,.0f} MiB" in str(error)
 
 
+@pytest.mark.parametrize(("method", "code"), [("forkserver", -9), ("fork", None)])
+def test_a_death_whose_exit_code_somebody_else_has_collected_says_so(method, code, box) -> None:
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system collects children at once
+    try:
+        loader = DataLoader(Dies(sticks(box, 1)), 1, num_workers=2, multiprocessing_context=method)
+        got, error = until_death(loader)
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    assert [int(batch[0][0]) for batch in got] == [0, 1, 2]
+    assert (error.exitcode, error.batch, error.indices) == (code, 3, [3])
+    assert ("its exit code was collected" in str(error)) == (code is None)
+
+
 @pytest.mark.slow
 def test_c42_where_the_system_counts_the_parents_memory_a_death_tells_what_the_worker_had_before() -> None:
     class Dies:
