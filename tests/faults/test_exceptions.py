@@ -183,6 +183,27 @@ def test_an_exception_is_itself_whatever_its_own_methods_do(make, workers) -> No
     assert failure.error.startswith(f"{type(error).__name__}: ")
 
 
+class Unopened:
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+    def __setstate__(self, state: object) -> None:
+        raise Frozen(3, "x")
+
+    def __getstate__(self) -> dict[str, int]:
+        return {"a": 1}
+
+
+def test_a_frozen_exception_while_the_dataset_is_read_is_itself() -> None:
+    with DataLoader(Unopened(), num_workers=1) as loader, pytest.raises(Frozen) as caught:
+        next(iter(loader))
+    assert (caught.value.code, caught.value.detail) == (3, "x")
+    assert "before its first batch" in caught.value.__notes__[-1]
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_frozen_exception_of_collate_or_a_registered_function_is_itself(workers) -> None:
     def collate(samples: list[int], **_: object) -> list[int]:
