@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from agnoload.errors import CollateError, OptionError
+from agnoload.errors import CollateError, OptionError, add_note
 from agnoload.protocols import Empty
 from agnoload.tree import Node, Path, map_leaves, node_of, path_text
 
@@ -257,7 +257,7 @@ class _Registered:
         try:
             return self.function(column, collate_fn_map=dict(_registered))
         except Exception as error:
-            error.add_note(f"in the collate function registered for {self.kind.__qualname__}, for {_field(path)}")
+            add_note(error, f"in the collate function registered for {self.kind.__qualname__}, for {_field(path)}")
             raise
 
 

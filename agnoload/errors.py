@@ -20,6 +20,7 @@ An exception of the user's own code is never wrapped: it keeps its type, argumen
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import warnings
 from collections.abc import Sequence
@@ -65,10 +66,11 @@ class SampleStopped(AgnoloadError, RuntimeError):
 class WorkerDied(AgnoloadError, RuntimeError):
     """A worker process ended before it answered.
 
-    `worker` is its number, `pid` its process, `exitcode` as in `multiprocessing` (negative: minus the signal),
-    `batch` and `indices` what it was loading (None when it was idle), `oom_kills` how far the control group's count
-    of out-of-memory kills has moved, `rss` the most memory that it had resident, in bytes (None where the system does
-    not tell).
+    `worker` is its number, `pid` its process, `exitcode` as in `multiprocessing` (negative: minus the signal; None:
+    somebody else in this program has collected it), `batch` and `indices` what it was loading (None when it was idle),
+    `oom_kills` how far the control group's count of out-of-memory kills has moved, `rss` the most memory that it had
+    resident, in bytes; where the system does not tell (start method spawn, up to what the parent has), what it had
+    before the batch; None if it had not begun.
     """
 
     def __init__(
@@ -110,6 +112,32 @@ class LoaderClosed(AgnoloadError, RuntimeError):
 
 class BackendUnavailable(AgnoloadError, ImportError):
     """A backend cannot run here; the text gives the reason and, for a missing package, the `pip install` line."""
+
+
+CALLED = (Exception, GeneratorExit, SystemExit)
+"""What the user's code may raise where it is called for the sake of words; a `KeyboardInterrupt` is the user's hand."""
+
+
+def add_note(error: BaseException, text: str) -> None:
+    """`error.add_note(text)`, also for a class of the user's that lets nothing be set, such as a frozen dataclass."""
+    try:
+        error.add_note(text)
+    except CALLED:
+        with contextlib.suppress(*CALLED):
+            vars(error).setdefault("__notes__", []).append(text)
+
+
+def text_of(error: BaseException) -> str:
+    """`str(error)`, whatever the user's class makes of that."""
+    try:
+        return str(error)
+    except CALLED as broken:
+        return f"<its text cannot be made: {type(broken).__name__}>"
+
+
+def one_line(error: BaseException) -> str:
+    """An exception in one line: its type and its text."""
+    return f"{type(error).__name__}: {text_of(error)}"
 
 
 class AgnoloadWarning(UserWarning):

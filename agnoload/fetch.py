@@ -12,7 +12,7 @@ import numpy as np
 from agnoload import plugins, seeding
 from agnoload.collate import collate, default_convert, install_registry, registry_snapshot
 from agnoload.datasets import Batch, gather_of, getitems_of
-from agnoload.errors import CollateError, OptionError, SampleStopped
+from agnoload.errors import CollateError, OptionError, SampleStopped, add_note, one_line
 from agnoload.generators import RequestGenerators
 from agnoload.messages import EMPTY, Failure, Reply, Request
 from agnoload.plan import REST, Told
@@ -224,7 +224,7 @@ class Fetcher:
 
     def _at_sample(self, error: BaseException, key: Any, request: Request, item: int) -> BaseException:
         """A sample's error, which says which one it was; remembered, for the account of what failed."""
-        self._culprit = Failure(key, f"{type(error).__name__}: {error}")
+        self._culprit = Failure(key, one_line(error))
         where = f"while index {key!r} was loaded (item {item} of batch {request.batch}, epoch {request.epoch})"
         return _stopped(error, where)
 
@@ -313,7 +313,7 @@ class Fetcher:
                 return load(key), key
             except Exception:
                 continue
-        cause.add_note(f"none of {len(candidates)} other samples of the epoch could be loaded in its place")
+        add_note(cause, f"none of {len(candidates)} other samples of the epoch could be loaded in its place")
         raise cause
 
     # ------------------------------------------------------------------------------------------------ batches
@@ -404,10 +404,10 @@ class Fetcher:
         """Whether to leave a sample of a stream out; another one cannot be asked for."""
         action = self._on_error(error, position) if callable(self._on_error) else self._on_error
         if action == "skip":
-            self._failures.append(Failure(position, f"{type(error).__name__}: {error}"))
+            self._failures.append(Failure(position, one_line(error)))
             return True
         if action == "replace":
-            error.add_note("on_error='replace' needs a dataset with indices: use 'skip' for a stream")
+            add_note(error, "on_error='replace' needs a dataset with indices: use 'skip' for a stream")
         elif action != "raise":
             raise OptionError(f"on_error must return 'raise' or 'skip', got {action!r}") from error
         return False
@@ -420,8 +420,8 @@ def _attributes(dataset: Any) -> dict[str, int]:
 
 def _named(error: BaseException, request: Request) -> BaseException:
     """An error of a request always tells which one it was."""
-    if not any("batch" in note for note in getattr(error, "__notes__", ())):
-        error.add_note(f"in batch {request.batch} of epoch {request.epoch}")
+    if not any("batch" in note for note in getattr(error, "__dict__", {}).get("__notes__", ())):
+        add_note(error, f"in batch {request.batch} of epoch {request.epoch}")
     return error
 
 
@@ -434,5 +434,5 @@ def _stopped(error: BaseException, where: str = "") -> BaseException:
         stopped.__cause__ = error
         return stopped
     if where:
-        error.add_note(where)
+        add_note(error, where)
     return error

@@ -1,19 +1,23 @@
 """What is logged and warned of in workers reaches the user's process: records through its handlers, warnings once.
 
-A worker collects what was said while it loaded a batch, and the batch brings it along. Prints need no way of their own:
-a worker writes to the same standard output and error as its parent.
+A worker collects what was said while it loaded a batch, and the batch brings it along. What it has said of a batch that
+it does not finish lies in shared memory, where its parent finds it. Prints need no way of their own: a worker writes to
+the same standard output and error as its parent.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import pickle
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import takewhile
 from typing import Any, NamedTuple, TextIO
 
-from agnoload.transport.failures import Described, describe, portable, rebuild
+from agnoload.errors import CALLED
+from agnoload.transport.failures import Described, describe, dumps, portable, rebuild
 
 REMEMBERED = 10_000
 """Warnings are told apart up to so many; then the counting begins again."""
@@ -59,6 +63,8 @@ class Listener(logging.Handler):
     def __init__(self, worker: int) -> None:
         super().__init__()
         self._worker = worker
+        self.keep: Callable[[bytes], None] | None = None
+        """Is given each thing that was said at once, as `heard` reads it, in case no reply takes it along."""
         self._said: Said = []
         self._seen: set[Any] = set()
 
@@ -96,7 +102,7 @@ class Listener(logging.Handler):
         if record.exc_info and not record.exc_text:
             attributes["exc_text"] = logging.Formatter().formatException(record.exc_info)
         attributes |= {"msg": text, "worker": self._worker, "processName": f"agnoload-worker-{self._worker}"}
-        self._said.append(Logged(attributes))
+        self._say(Logged(attributes))
 
     def _show(
         self,
@@ -115,7 +121,21 @@ class Listener(logging.Handler):
         while frame.f_back is not None and frame.f_code.co_filename != filename:
             frame = frame.f_back
         module = frame.f_globals.get("__name__") if frame.f_code.co_filename == filename else None
-        self._said.append(Warned(describe(warning), filename, lineno, module))
+        self._say(Warned(describe(warning), filename, lineno, module))
+
+    def _say(self, what: Logged | Warned) -> None:
+        self._said.append(what)
+        if self.keep is not None:
+            self.keep(dumps(what))
+
+
+def heard(pieces: Iterable[bytes]) -> Said:
+    """What a worker has said that did not live to answer, as far as it can be read."""
+    said: Said = []
+    for piece in pieces:
+        with contextlib.suppress(*CALLED):
+            said.append(pickle.loads(piece))
+    return said
 
 
 class Journal:

@@ -101,7 +101,7 @@ class DataLoader(Generic[SampleT, BatchT]):
     retry: exception types for which a sample is tried again, or a `Retry` that says how often and after which pauses.
     max_failed: how many samples of an epoch may be skipped or replaced before it is a `TooManyFailed`: a count (int) or
         a share (float below 1). Counted in the order of the batches; a share is judged as if at least 100 samples had
-        been tried, and once more at the end of the epoch.
+        been tried, and once more at the end of the epoch. A saved state carries the count.
 
     Raises `OptionError` for options that cannot work, `BackendUnavailable` for a backend that cannot run here.
 
@@ -431,6 +431,7 @@ class DataLoader(Generic[SampleT, BatchT]):
     def _iterator(
         self, plan: Plan, pool: Pool, release: Callable[[Any], None] | None, limit: int | None
     ) -> LoaderIterator[BatchT]:
+        max_failed = self._options.max_failed
         try:
             iterator: LoaderIterator[BatchT] = LoaderIterator(
                 plan,
@@ -444,7 +445,7 @@ class DataLoader(Generic[SampleT, BatchT]):
                 device=self._place_on,
                 recorder=self._recorder,
                 journal=self._journal,
-                ceiling=None if self._options.max_failed is None else Ceiling(self._options.max_failed),
+                ceiling=None if max_failed is None else Ceiling(max_failed, plan.epoch, plan.tally),
                 release=release,
             )
         except BaseException:
@@ -563,6 +564,7 @@ class DataLoader(Generic[SampleT, BatchT]):
             attach=self._backend.attach if options.pin_memory else None,
             fence=self._backend.fence,
             environment=plugins.worker_environment(),
+            listen=self._journal.replay,
         )
 
     def _warn_once(self) -> None:

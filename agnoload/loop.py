@@ -12,7 +12,7 @@ from functools import partial
 from itertools import count
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from agnoload.errors import AgnoloadError, LoaderClosed, SampleStopped
+from agnoload.errors import AgnoloadError, LoaderClosed, SampleStopped, add_note
 from agnoload.journal import Journal
 from agnoload.messages import EMPTY, Reply, Request
 from agnoload.plan import Cut, Plan
@@ -48,8 +48,9 @@ class Progress:
     It knows nothing of the iterator, so that a loader can keep it when its iterator has been dropped.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, counts: bool) -> None:
         self._plan = plan
+        self._counts = counts
         self._cut: Cut | None = None
         self._open: dict[int, _Entry] = {}  # in the order of the requests
         self._delivered: set[int] = set()
@@ -70,12 +71,14 @@ class Progress:
         """The plan that a request is from."""
         return self._open[number].plan
 
-    def delivered(self, number: int) -> None:
+    def delivered(self, reply: Reply) -> None:
         """A batch has reached the user, or was empty."""
-        entries, delivered = self._open, self._delivered
+        entries, delivered, number = self._open, self._delivered, reply.number
         delivered.add(number)
         plan, cut = entries[number]
         plan.delivered(cut)
+        if self._counts:
+            plan.tally = plan.tally.plus(reply)
         while entries and (first := next(iter(entries))) in delivered:
             delivered.remove(first)
             self._plan, self._cut = entries.pop(first)
@@ -94,7 +97,8 @@ class Progress:
         if self._plan.complete:
             return self._plan.end()
         entries = [self._open[number] for number in self._delivered]
-        return self._plan.place_after(self._cut, [cut for plan, cut in entries if plan is self._plan])
+        place = self._plan.place_after(self._cut, [cut for plan, cut in entries if plan is self._plan])
+        return place._replace(tally=self._plan.tally)
 
 
 class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
@@ -135,7 +139,7 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
         self._journal = journal
         self._ceiling = ceiling
         self._release = release
-        self._due: deque[tuple[int, Reply, Callable[[], Any]]] = deque()
+        self._due: deque[tuple[Reply, Callable[[], Any]]] = deque()
         self._turn = threading.RLock()
         self._busy = self._closed = False
         self._over: str | None = None
@@ -147,7 +151,7 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
         """The epoch that gave nothing: one after the other ends there, since the next one may give nothing either."""
         self._since: float | None = None
         self._ends: dict[int, float] = {}
-        self.progress = Progress(plan)
+        self.progress = Progress(plan, counts=ceiling is not None)
         self._finalizer = weakref.finalize(self, _drop, self.progress, pool, release, os.getpid())
 
     def __iter__(self) -> LoaderIterator[BatchT]:
@@ -203,27 +207,27 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
         due = self._take()
         if due is None:
             return None
-        number, reply, give = due
+        reply, give = due
         batch = give()
         self._yielded += 1
-        self.progress.delivered(number)
+        self.progress.delivered(reply)
         now = time.monotonic()
         self._recorder.delivered(reply, self._since, began, now)
         self._since = now
         return (batch,)
 
-    def _take(self) -> tuple[int, Reply, Callable[[], Any]] | None:
-        """The next batch to give out, its number and what makes it; None at the end."""
+    def _take(self) -> tuple[Reply, Callable[[], Any]] | None:
+        """The reply to give out next, and what makes its batch; None at the end."""
         put = self._put
         if put is None:
             got = self._next_reply(wait=True)
-            return got and (got[0].number, got[1], partial(self._made, *got))
+            return got and (got[1], partial(self._made, *got))
         due = self._due
         while len(due) <= PLACED_AHEAD:
             got = self._next_reply(wait=not due)
             if got is None:
                 break
-            due.append((got[0].number, got[1], self._placed(put, *got)))
+            due.append((got[1], self._placed(put, *got)))
         return due.popleft() if due else None
 
     def _placed(self, put: Callable[[Any], Callable[[], Any]], request: Request, reply: Reply) -> Callable[[], Any]:
@@ -258,7 +262,7 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
                 if reply.error is None and reply.batch is EMPTY:
                     if self._to_issue is not None:
                         self._to_issue += 1
-                    self.progress.delivered(number)
+                    self.progress.delivered(reply)
                     if plan.barren:
                         self._barren = plan.epoch
                     continue
@@ -270,7 +274,7 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
                 if self._stuck is not None:
                     raise self._stuck
                 if self._yielded or not self._plan.resumed:
-                    self._judge(self._plan.epoch)
+                    self._judge()
                     if self._to_issue or not self._chained:
                         self._over_early(self._plan.epoch)
                     return None
@@ -297,7 +301,6 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
     def _heard(self, reply: Reply, epoch: int) -> Reply:
         """Take note of what was said and of what failed while a batch was loaded; that may be an error in its place."""
         extras = reply.extras or {}
-        failures = extras.get("failed", ())
         self._recorder.noted(extras)
         try:
             self._journal.replay(extras.get("said"))
@@ -307,13 +310,13 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
             return reply._replace(error=warning, batch=None)
         if self._ceiling is None or reply.error is not None:
             return reply
-        if error := self._ceiling.count(epoch, reply.samples, failures):
+        if error := self._ceiling.count(epoch, reply):
             return reply._replace(error=error, batch=None)
         return reply
 
-    def _judge(self, epoch: int) -> None:
-        """At the end of an epoch: whether too much of it has failed."""
-        if self._ceiling is not None and (error := self._ceiling.ended(epoch)):
+    def _judge(self) -> None:
+        """At the end: whether too much of the epoch has failed, if it is over."""
+        if self._ceiling is not None and self._plan.complete and (error := self._ceiling.ended()):
             raise error
 
     def _issue(self) -> None:
@@ -356,7 +359,7 @@ def _named(request: Request, make: Callable[[], Any]) -> Any:
     try:
         return make()
     except Exception as error:
-        error.add_note(f"while batch {request.batch} of epoch {request.epoch} was handed to the backend")
+        add_note(error, f"while batch {request.batch} of epoch {request.epoch} was handed to the backend")
         raise
 
 

@@ -79,6 +79,18 @@ class Failure(NamedTuple):
     error: str
 
 
+class Tally(NamedTuple):
+    """How many samples of an epoch have failed, of how many that were tried."""
+
+    failed: int = 0
+    tried: int = 0
+
+    def plus(self, reply: Reply) -> Tally:
+        """With those of another batch."""
+        failed = len((reply.extras or {}).get("failed", ()))
+        return Tally(self.failed + failed, self.tried + failed + reply.samples)
+
+
 class Reply(NamedTuple):
     """The answer to one request: a batch or an error, with what the worker has to say about it."""
 

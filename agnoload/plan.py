@@ -55,6 +55,8 @@ class Plan:
         self.exhausted = False
         self.given = 0
         """How many of its batches have held samples."""
+        self.tally = place.tally
+        """What has failed of what was delivered, if that is counted."""
         self._iterator = self._cuts(place.position)
         self._broken: Exception | None = None
         self._next = self._pull()

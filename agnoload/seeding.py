@@ -8,8 +8,7 @@ would. Philox: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from enum import IntEnum
 from functools import lru_cache
@@ -181,11 +180,19 @@ def current() -> SampleContext | None:
     return _context.get()
 
 
-@contextmanager
-def use(context: SampleContext | None) -> Iterator[None]:
+class _Use:
+    """A generator function would do, but `contextlib` sets an attribute of what passes, and a frozen error refuses."""
+
+    def __init__(self, context: SampleContext | None) -> None:
+        self._context = context
+
+    def __enter__(self) -> None:
+        self._token = _context.set(self._context)
+
+    def __exit__(self, *error: object) -> None:
+        _context.reset(self._token)
+
+
+def use(context: SampleContext | None) -> AbstractContextManager[None]:
     """Make `context` the current one for a while."""
-    token = _context.set(context)
-    try:
-        yield
-    finally:
-        _context.reset(token)
+    return _Use(context)

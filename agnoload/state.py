@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from agnoload.errors import StateError
+from agnoload.messages import Tally
 
 VERSION = 1
 LARGEST = (1 << 63) - 1
@@ -42,6 +43,8 @@ class Place(NamedTuple):
     """What a stranger's sampler needs to go on."""
     stream: Any = None
     """What a stream's plan needs to go on."""
+    tally: Tally = Tally()
+    """What has failed of the epoch so far, where that is counted."""
 
 
 def capture(place: Place, facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -60,6 +63,8 @@ def capture(place: Place, facts: Mapping[str, Any]) -> dict[str, Any]:
         state["begun"] = False
     if place.ahead:
         state["ahead"] = [list(pair) for pair in place.ahead]
+    if place.tally.tried:
+        state["failed"] = list(place.tally)
     for name in ("sampler", "stream"):
         value = getattr(place, name)
         if value is not None:
@@ -96,6 +101,7 @@ def restore(state: Any, facts: Mapping[str, Any]) -> Place:
         _ahead(state.get("ahead", [])),
         state.get("sampler"),
         state.get("stream"),
+        _tally(state.get("failed", [0, 0])),
     )
 
 
@@ -105,6 +111,14 @@ def _number(state: Mapping[str, Any], name: str, largest: int | None = LARGEST) 
         limit = "" if largest is None else " below 2**63"
         raise StateError(f"{name} in a state must be a non-negative int{limit}, got {value!r:.200}")
     return value
+
+
+def _tally(counts: Any) -> Tally:
+    if not (
+        isinstance(counts, list) and len(counts) == 2 and all(type(n) is int and 0 <= n <= LARGEST for n in counts)
+    ):
+        raise StateError(f"failed in a state must be two non-negative ints below 2**63, got {counts!r:.200}")
+    return Tally(*counts)
 
 
 def _ahead(pairs: Any) -> tuple[tuple[int, int], ...]:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from agnoload.arguments import number, positive
 from agnoload.errors import OptionError, TooManyFailed
-from agnoload.messages import Failure
+from agnoload.messages import Failure, Reply, Tally
 
 JUDGED_FROM = 100
 """A share of failed samples is judged as if at least so many had been tried, until the epoch has ended."""
+_NONE = Tally()
 
 
 @dataclass(frozen=True)
@@ -70,41 +70,51 @@ class Ceiling:
     A share is judged as if at least `JUDGED_FROM` samples had been tried, so that one bad sample among the first does
     not end an epoch of millions; at its end it is judged as it is.
 
+    `tally` is what had failed of `epoch` before, where the loader goes on within it.
+
     >>> ceiling = Ceiling(1)
-    >>> ceiling.count(0, 4, [Failure(3, "OSError: gone")]) is None
+    >>> ceiling.count(0, Reply(0, samples=4, extras={"failed": [Failure(3, "OSError: gone")]})) is None
     True
-    >>> print(ceiling.count(0, 4, [Failure(7, "OSError: gone")]))
+    >>> print(ceiling.count(0, Reply(1, samples=4, extras={"failed": [Failure(7, "OSError: gone")]})))
     2 samples of epoch 0 failed, max_failed=1 allows no more than 1: indices 3, 7; the last error was OSError: gone
     """
 
-    def __init__(self, limit: int | float) -> None:
+    def __init__(self, limit: int | float, epoch: int = 0, tally: Tally = _NONE) -> None:
         self._limit = limit
-        self._epochs: dict[int, tuple[list[Failure], int]] = {}
+        self._epoch = epoch
+        self._before = tally.failed
+        self._tally = tally
+        self._failed: list[Failure] = []
 
-    def count(self, epoch: int, samples: int, failures: Sequence[Failure]) -> TooManyFailed | None:
-        """A batch of so many samples comes next, and these had failed."""
-        failed, tried = self._epochs.get(epoch, ([], 0))
-        failed += failures
-        tried += samples + len(failures)
-        self._epochs[epoch] = failed, tried
-        return self._judged(epoch, max(tried, JUDGED_FROM)) if failures else None
-
-    def ended(self, epoch: int) -> TooManyFailed | None:
-        """All batches of an epoch have come."""
-        _, tried = self._epochs.get(epoch, ([], 0))
-        error = self._judged(epoch, tried)
-        self._epochs.pop(epoch, None)
+    def count(self, epoch: int, reply: Reply) -> TooManyFailed | None:
+        """A batch comes next; the first one of an epoch ends the one before."""
+        error = None
+        if epoch != self._epoch:
+            error = self.ended()
+            self._epoch, self._before, self._tally, self._failed = epoch, 0, _NONE, []
+        failures = (reply.extras or {}).get("failed", ())
+        self._failed += failures
+        self._tally = self._tally.plus(reply)
+        if error is None and failures:
+            error = self._judged(max(self._tally.tried, JUDGED_FROM))
         return error
 
-    def _judged(self, epoch: int, tried: int) -> TooManyFailed | None:
-        failed, _ = self._epochs.get(epoch, ([], 0))
+    def ended(self) -> TooManyFailed | None:
+        """All batches of the epoch have come."""
+        return self._judged(self._tally.tried)
+
+    def _judged(self, tried: int) -> TooManyFailed | None:
         allowed = self._limit if isinstance(self._limit, int) else self._limit * tried
-        if len(failed) <= allowed:
+        if self._tally.failed <= allowed:
             return None
-        some = ", ".join(repr(failure.index) for failure in failed[:8]) + ", ..." * (len(failed) > 8)
         of = "" if isinstance(self._limit, int) else f" of {tried} samples"
-        return TooManyFailed(
-            f"{len(failed)} samples of epoch {epoch} failed, max_failed={self._limit} allows no more than "
-            f"{int(allowed)}{of}: indices {some}; the last error was {failed[-1].error}",
-            failed,
+        text = (
+            f"{self._tally.failed} samples of epoch {self._epoch} failed, max_failed={self._limit} allows no more than "
+            f"{int(allowed)}{of}: "
         )
+        if self._before:
+            text += f"{self._before} before the state was saved that the epoch goes on from" + ", " * bool(self._failed)
+        if self._failed:
+            some = ", ".join(repr(failure.index) for failure in self._failed[:8]) + ", ..." * (len(self._failed) > 8)
+            text += f"indices {some}; the last error was {self._failed[-1].error}"
+        return TooManyFailed(text, self._failed)

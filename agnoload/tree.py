@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import getitem
 from typing import Any, NamedTuple
 
+from agnoload.errors import add_note
+
 Path = tuple[Any, ...]
 """The way from the root to a leaf: keys, names and places, one a level."""
 
@@ -43,7 +45,7 @@ def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
     except Exception as error:
         trail = error.__dict__.pop(_TRAIL, None)
         if trail:
-            error.add_note(f"at the leaf {path_text(tuple(reversed(trail)))}")
+            add_note(error, f"at the leaf {path_text(tuple(reversed(trail)))}")
         raise
 
 

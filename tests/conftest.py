@@ -33,6 +33,15 @@ def nothing_is_left() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True)
+def nothing_on_stderr(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Neither the loader nor its workers write to standard error; a test that wants something there takes it away."""
+    kind = "capsys" if "capsys" in request.fixturenames else "capfd"
+    captured = request.getfixturevalue(kind)
+    yield
+    assert captured.readouterr().err == ""
+
+
 @pytest.fixture(scope="module")
 def kit(request: pytest.FixtureRequest) -> Iterator[ModuleType]:
     """The folder's kit.py, as a module that no worker can import: it would import pytest along with a test's own."""

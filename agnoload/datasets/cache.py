@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from agnoload.arguments import positive
 from agnoload.datasets.base import Dataset, checked_index, length_of
-from agnoload.errors import AgnoloadWarning
+from agnoload.errors import AgnoloadWarning, one_line
 from agnoload.transport.shared import SharedFile, is_sending
 from agnoload.typed import Samples
 from agnoload.words import brief
@@ -146,7 +146,7 @@ class CachedDataset(Dataset[T_co]):
                 self._warned = True
                 warnings.warn(
                     f"CachedDataset cannot keep samples that do not pickle, they are loaded each time: "
-                    f"{type(error).__name__}: {error}",
+                    f"{one_line(error)}",
                     AgnoloadWarning,
                     stacklevel=4,
                 )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import ctypes
 import gc
 import os
 import select
@@ -18,12 +17,9 @@ import struct
 import sys
 
 from agnoload.pools.start import REPORT, Start
-from agnoload.pools.worker import main
+from agnoload.pools.worker import die_with, main
 
 _FDS = 64
-_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
-
-_libc = ctypes.CDLL(None)
 
 
 def serve(fd: int, parent: int) -> None:
@@ -109,9 +105,7 @@ def _run(message: bytes, fds: list[int], server: int) -> None:
     """In the forked process: take the parent's output, work, and end without the server's clean-up."""
     code = 1
     try:
-        _libc.prctl(_DEATH_SIGNAL, signal.SIGKILL)
-        if os.getppid() != server:
-            os._exit(1)
+        die_with(server)
         status, out, err, *rest = fds
         os.close(status)
         os.dup2(out, 1)

@@ -23,15 +23,16 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from agnoload.errors import AgnoloadError, LoaderClosed, WorkerDied, WorkerTimeout, warn
-from agnoload.journal import settings
+from agnoload.errors import CALLED, AgnoloadError, LoaderClosed, WorkerDied, WorkerTimeout, add_note, warn
+from agnoload.journal import Said, heard, settings
 from agnoload.messages import Reply, Request, describe_request, plain_indices
 from agnoload.pools.start import (
     THREADS,
+    UNKNOWN,
     Process,
     Start,
     directory,
@@ -100,12 +101,14 @@ class ProcessPool:
         attach: Attach | None = None,
         fence: Fence | None = None,
         environment: Mapping[str, str] | None = None,
+        listen: Callable[[Said], None] | None = None,
     ) -> None:
         self._fetch = fetch
         self._workers = workers
         self._context = method_of(context) if context is None or isinstance(context, str) else context
         self._owned = owned
         self._restarts = restarts
+        self._listen = listen
         self._pid = os.getpid()
         self._flights: dict[int, _Flight] = {}
         self._backlog: deque[_Flight] = deque()
@@ -393,8 +396,8 @@ class ProcessPool:
         batch, extras = None, None
         try:
             value = decode(place, slot, None if copy else arena)
-        except (Exception, GeneratorExit, SystemExit) as broken:  # out of the user's own classes; due when the batch is
-            broken.add_note(f"while {describe_request(flight.request)} from worker {worker} was decoded")
+        except CALLED as broken:  # out of the user's own classes; due when the batch is
+            add_note(broken, f"while {describe_request(flight.request)} from worker {worker} was decoded")
             error = broken
         else:
             if kind & (ERROR | EXTRAS):
@@ -444,6 +447,7 @@ class ProcessPool:
         process.close()
         if self._fatal is not None:
             return
+        self._hear(worker)
         lost = self._lost(worker)
         culprit = next((flight for flight in lost if flight.request.number == self._control.claimed(worker)), None)
         wanted = [flight for flight in lost if not flight.abandoned]
@@ -466,6 +470,12 @@ class ProcessPool:
             self._ready.append(Reply(flight.request.number, worker, error=error))
         if not wanted or not self._processes or self._owned:
             self._fatal = error
+
+    def _hear(self, worker: int) -> None:
+        """Pass on what a worker has said of a batch that it will not answer; nothing of it may come in our way."""
+        if self._listen is not None:
+            with contextlib.suppress(*CALLED):
+                self._listen(heard(self._control.said(worker)))
 
     def _lost(self, worker: int) -> list[_Flight]:
         """The requests that died with a worker, in their order."""
@@ -526,11 +536,14 @@ class ProcessPool:
 
     def _obituary(self, worker: int, process: Process, code: int | None, flight: _Flight | None) -> WorkerDied:
         kills = oom_kills() - self._oom
+        code = None if code == UNKNOWN else code
         request = flight.request if flight is not None else None
         stage = self._control.stage_of(worker)
         text = f"worker {worker} (pid {process.pid}) {_how(code)} {_doing(stage, request)}"
-        if process.rss is not None:
-            text += f"; it had up to {process.rss / 2**20:,.0f} MiB of memory"
+        rss = process.rss or self._control.memory(worker) or None
+        if rss is not None:
+            text += f"; it had {'up to ' * bool(process.rss)}{rss / 2**20:,.0f} MiB of memory"
+            text += " before this batch" * (not process.rss and request is not None)
         if kills:
             text += f"; the control group counted {kills} out-of-memory kill{'s' * (kills > 1)}: use fewer workers"
         if flight is not None and flight.deaths > 1:
@@ -543,7 +556,7 @@ class ProcessPool:
             request.batch if request else None,
             plain_indices(request.indices) if request else None,
             kills,
-            process.rss,
+            rss,
         )
         if stack := self._control.stack(worker):
             error.add_note(f"the worker's Python stack at its end:\n{stack}")
@@ -555,6 +568,7 @@ class ProcessPool:
         text, worker = self._doing()
         if worker is not None:
             _end([self._processes[worker]], ((signal.SIGTERM, 1.0), (signal.SIGKILL, KILLED)))
+            self._hear(worker)
         return WorkerTimeout(f"no batch came within {waited:.1f} s: {text}")
 
     def _doing(self) -> tuple[str, int | None]:
@@ -678,7 +692,9 @@ def _oom_files() -> list[Path]:
 
 
 def _how(code: int | None) -> str:
-    if code is not None and code < 0:
+    if code is None:
+        return "ended (its exit code was collected by a signal handler or a thread of yours)"
+    if code < 0:
         try:
             return f"was killed by {signal.Signals(-code).name}"
         except ValueError:

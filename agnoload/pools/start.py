@@ -37,8 +37,8 @@ REPORT = struct.Struct("<2q")
 """What the fork server says of a worker: its pid (minus an errno: it could not be forked) and 0; later its exit status
 and the most memory that it had resident, in KiB."""
 
-UNKNOWN = 255
-"""The exit code of a process that somebody else has collected."""
+UNKNOWN = 256
+"""For the exit code of a process that somebody else has collected: one that no process can have."""
 
 
 class Start(NamedTuple):
@@ -150,12 +150,13 @@ class _Killable:
 
 class _ContextProcess(_Killable):
     def __init__(self, context: Any, start: Start, extra: list[int], inherited: Any) -> None:
-        args: tuple[Any, ...] = (*start[:3], [*start[3:], *extra], inherited)
+        lasting = threading.get_native_id() == start.parent  # the first thread of a process ends with it
+        args: tuple[Any, ...] = (*start[:3], [*start[3:], *extra], lasting, inherited)
         if context.get_start_method() != "fork":
-            args = (*start[:3], [_Sent(fd, context.reducer) for fd in (*start[3:], *extra)], None)
+            args = (*start[:3], [_Sent(fd, context.reducer) for fd in (*start[3:], *extra)], lasting, None)
         self._process = context.Process(target=_in_context, args=args, name="agnoload-worker")
         # A process counts the memory of the one that it was spawned from until it loads its own program.
-        self._counted = _resident() if context.get_start_method() == "spawn" else 0
+        self._counted = resident() if context.get_start_method() == "spawn" else 0
         try:
             with _starting, _hidden_main(), _environment(THREADS):
                 self._process.start()
@@ -197,7 +198,7 @@ class _ContextProcess(_Killable):
                 self._process.close()
 
 
-def _resident() -> int:
+def resident() -> int:
     """The memory of this process that is resident, in bytes; 0 where the system does not tell."""
     with contextlib.suppress(OSError):
         return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
@@ -220,10 +221,10 @@ def _received(sent: Any) -> int:
     return fd
 
 
-def _in_context(worker: int, workers: int, parent: int, fds: list[int], inherited: Any) -> None:
-    from agnoload.pools.worker import end_with, main
+def _in_context(worker: int, workers: int, parent: int, fds: list[int], lasting: bool, inherited: Any) -> None:
+    from agnoload.pools.worker import die_with, end_with, main
 
-    end_with(parent)
+    (die_with if lasting else end_with)(parent)
     main(Start(worker, workers, parent, *fds[:4]), fds[4:], inherited)
 
 

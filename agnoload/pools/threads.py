@@ -12,11 +12,11 @@ import traceback
 from contextvars import Context
 from typing import Any
 
-from agnoload.errors import AgnoloadError, LoaderClosed, WorkerTimeout, warn
+from agnoload.errors import AgnoloadError, LoaderClosed, WorkerTimeout, add_note, warn
 from agnoload.messages import Reply, Request, describe_request
 from agnoload.pools import processes
 from agnoload.pools.processes import check_process
-from agnoload.pools.worker import WorkerFetch
+from agnoload.pools.worker import WorkerFetch, end_copy
 from agnoload.transport.recycled import Recycled
 
 
@@ -104,8 +104,10 @@ class ThreadPool:
         requests = self._queues[worker if self._owned else 0]
         try:
             fetch.begin(worker)
+            end_copy(self._pid)
         except BaseException as error:
-            error.add_note(f"in worker {worker}, before its first batch")
+            end_copy(self._pid, error)
+            add_note(error, f"in worker {worker}, before its first batch")
             self._replies.put(error)
             return
         while (request := requests.get()) is not None and not self._closed.is_set():
@@ -114,8 +116,9 @@ class ThreadPool:
                 reply = fetch(request, self._memory.batch())
             except BaseException as error:
                 reply = Reply(request.number, worker, error=error)
+            end_copy(self._pid, reply.error)
             if reply.error is not None:
-                reply.error.add_note(f"in worker {worker} (a thread)")
+                add_note(reply.error, f"in worker {worker} (a thread)")
             reply = reply._replace(worker=worker, finished=time.monotonic())
             self._busy.pop(worker, None)
             self._replies.put(reply)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import faulthandler
+import math
 import os
 import pickle
 import select
@@ -21,10 +23,11 @@ from typing import Any, Protocol
 
 from agnoload.journal import Listener
 from agnoload.messages import Reply, Request, describe_request
-from agnoload.pools.start import Start
+from agnoload.pools.start import Start, resident
 from agnoload.protocols import Fetch
 from agnoload.transport.arena import Mapping as Memory
 from agnoload.transport.arena import Slot, Slots
+from agnoload.transport.byvalue import inherit_classes
 from agnoload.transport.failures import describe
 from agnoload.transport.payload import Payload
 from agnoload.transport.wire import Place, encode
@@ -35,10 +38,14 @@ PICKLED, PACKED = 0, 1
 REPLY = struct.Struct("<10q4d")
 """number, slot, worker, kind, checksum, offset, nbytes, arrays, end, samples, started, fetched, collated, finished."""
 
+_PIECE = struct.Struct("<2I")
+"""Before each thing that a worker has said: its bytes, and their check sum."""
+
 EXTRAS, ERROR, END, STARTUP = 1, 2, 4, 8
 """Kinds of a reply, as bits: the value is (batch, extras); it is (error, extras); a stream ended; no request's."""
 
 DUMP_SIGNAL = signal.SIGUSR2
+_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 
 
 def checksum(slot: Slot, place: Place) -> int:
@@ -66,16 +73,23 @@ class Stage(IntEnum):
 
 
 class Control:
-    """The arena's first slot: a line for each worker, which it writes and the parent reads, and room for its stack.
+    """The arena's first slot: a line for each worker, which it writes and the parent reads, and room for its stack and
+    for what it has said since its last reply.
 
-    A line is (the number of the request taken last, plus one; its stage). Aligned words: never seen half-written.
+    A line is (the number of the request taken last, plus one; its stage; its memory; the bytes of what it has said).
+    Aligned words: never seen half-written.
     """
 
     DUMP = 1 << 16
+    SAID = 1 << 16
+    LOOK = 0.1
+    """Seconds between two looks of a worker at its own memory."""
 
     def __init__(self, fd: int, workers: int) -> None:
         self._dumps = -(-workers * 64 // 4096) * 4096
-        self._mapping = Memory(fd, 0, self._dumps + workers * self.DUMP)
+        self._saids = self._dumps + workers * self.DUMP
+        self._mapping = Memory(fd, 0, self._saids + workers * self.SAID)
+        self._looked = -math.inf
         self.view = memoryview(self._mapping.array())
         self._words = self.view[: self._dumps].cast("q")
 
@@ -95,10 +109,49 @@ class Control:
 
     def clear(self, worker: int) -> None:
         """Before a worker starts under this number."""
-        self._words[worker * 8] = 0
-        self._words[worker * 8 + 1] = Stage.LAUNCHED
+        self._words[worker * 8 : worker * 8 + 8] = memoryview(bytes(64)).cast("q")
         start = self.dump_offset(worker)
         self.view[start : start + self.DUMP] = bytes(self.DUMP)
+
+    def look(self, worker: int) -> None:
+        """Note the memory that the worker has, now and then."""
+        now = time.monotonic()
+        if now - self._looked >= self.LOOK:
+            self._looked = now
+            self._words[worker * 8 + 2] = resident() or self._words[worker * 8 + 2]
+
+    def memory(self, worker: int) -> int:
+        """What a worker had when it looked last, in bytes; 0 if it never has."""
+        return self._words[worker * 8 + 2]
+
+    def say(self, worker: int, said: bytes) -> None:
+        """Keep what the worker has said until its reply takes it along; when the room is full, it begins anew."""
+        piece = _PIECE.pack(len(said), zlib.crc32(said)) + said
+        if len(piece) > self.SAID:
+            return
+        used = self._words[worker * 8 + 3]
+        if used + len(piece) > self.SAID:
+            used = self._words[worker * 8 + 3] = 0
+        start = self._saids + worker * self.SAID + used
+        self.view[start : start + len(piece)] = piece
+        self._words[worker * 8 + 3] = used + len(piece)  # last: what is counted is there
+
+    def forget(self, worker: int) -> None:
+        """A reply has taken it along."""
+        self._words[worker * 8 + 3] = 0
+
+    def said(self, worker: int) -> list[bytes]:
+        """What a worker that has ended, or hangs, has said of the batch that nobody will see."""
+        start = self._saids + worker * self.SAID
+        used = self._words[worker * 8 + 3]
+        data = bytes(self.view[start : start + used]) if 0 <= used <= self.SAID else b""
+        found = []
+        while len(data) >= _PIECE.size:
+            size, check = _PIECE.unpack_from(data)
+            piece, data = data[_PIECE.size : _PIECE.size + size], data[_PIECE.size + size :]
+            if zlib.crc32(piece) == check:
+                found.append(piece)
+        return found
 
     def tell(self, worker: int, text: str) -> None:
         """A worker's last words, in the place of its stack."""
@@ -132,8 +185,10 @@ def main(start: Start, extra: list[int], inherited: Any = None) -> None:
         read = partial(payload.value, extra)
     else:
         listener.install(None)
+        inherit_classes()
         read = partial(_identity, inherited)
     control = Control(start.arena, start.workers)
+    listener.keep = partial(control.say, start.worker)
     _dump_to(start.arena, control.dump_offset(start.worker))
     control.stage(start.worker, Stage.STARTING)
     try:
@@ -163,10 +218,19 @@ def _write_lines() -> None:
             stream.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
 
 
+def die_with(parent: int) -> None:
+    """Have the kernel kill this process when the thread that has started it ends; `parent` is that thread's process."""
+    with contextlib.suppress(AttributeError):  # Linux alone has it
+        ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
 def end_with(parent: int) -> None:
     """A thread of its own ends this process when the parent has gone, also in the middle of a sample.
 
-    Not needed below the fork server, where the kernel does it.
+    For workers that were started by a thread that may end before its process; C code that holds the interpreter lock
+    holds up the end.
     """
     try:
         fd = os.pidfd_open(parent)
@@ -192,6 +256,24 @@ def _alive(pid: int) -> bool:
     return True
 
 
+def end_copy(owner: int, error: BaseException | None = None) -> None:
+    """End this process, as a program ends, if user code has forked it and let it out of a sample: it is no worker."""
+    if os.getpid() == owner:
+        return
+    code: Any = 0
+    if isinstance(error, SystemExit):
+        code = error.code
+    elif error is not None:
+        traceback.print_exception(error)
+        code = 1
+    with contextlib.suppress(Exception):
+        if code is not None and not isinstance(code, int):
+            print(code, file=sys.stderr)
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code if isinstance(code, int) else int(code is not None))
+
+
 def _dump_to(arena: int, offset: int) -> None:
     """Send the Python stack of a crash, or of a hang when the parent asks by signal, to this worker's place."""
     fd = os.open(f"/proc/self/fd/{arena}", os.O_RDWR | os.O_CLOEXEC)  # a file position of its own
@@ -205,6 +287,7 @@ class Worker:
 
     def __init__(self, start: Start, control: Control, listener: Listener) -> None:
         self._number = start.worker
+        self._pid = os.getpid()
         self._requests = start.requests
         self._replies = start.replies
         self._slots = Slots(start.arena)
@@ -221,8 +304,10 @@ class Worker:
             self._send(Reply(-1, number, error=error), self._slots[1 + number], None)
             return
         control.stage(number, Stage.IDLE)
+        control.look(number)
         slots, requests = self._slots, self._requests
         while True:
+            end_copy(self._pid)
             ticket = os.read(requests, REQUEST.size)
             if not ticket:
                 return
@@ -243,9 +328,11 @@ class Worker:
             self._send(reply, slot, request)
             del reply
             control.stage(number, Stage.IDLE)
+            control.look(number)
 
     def _send(self, reply: Reply, slot: Slot, request: Request | None) -> None:
         """Encode a reply into its slot and send the ticket; what cannot be encoded becomes an error."""
+        end_copy(self._pid, reply.error)
         kind = STARTUP if request is None else 0
         value: Any = reply.batch
         extras = reply.extras
@@ -262,6 +349,7 @@ class Worker:
         try:
             place = encode(value, slot)
         except BaseException as error:
+            end_copy(self._pid, error)
             slot.reset()
             kind = (kind & STARTUP) | ERROR
             what = describe_request(request) if request is not None else "an error"
@@ -271,4 +359,7 @@ class Worker:
             reply.number, slot.number, self._number, kind, checksum(slot, place), *place, reply.samples, reply.started,
             reply.fetched, reply.collated, time.monotonic(),
         )  # fmt: skip
+        end_copy(self._pid)
         os.write(self._replies, ticket)
+        if said is not None:
+            self._control.forget(self._number)

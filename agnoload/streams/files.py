@@ -21,7 +21,7 @@ import numpy as np
 
 from agnoload.arguments import members, positive
 from agnoload.datasets.packed import PackedList
-from agnoload.errors import BackendUnavailable, OptionError, warn
+from agnoload.errors import BackendUnavailable, OptionError, add_note, warn
 from agnoload.streams.base import IterableDataset
 from agnoload.streams.cursor import Cursor, CursorStream, ForeignCursor, Opening, guarded
 from agnoload.words import name_of
@@ -111,7 +111,7 @@ class _FileCursor(Cursor):
         except StopIteration:
             raise
         except Exception as error:
-            error.add_note(f"while sample {self._taken} of {os.fspath(self._path)} was read")
+            add_note(error, f"while sample {self._taken} of {os.fspath(self._path)} was read")
             raise
         self._taken += 1
         return sample

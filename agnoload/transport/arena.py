@@ -12,6 +12,7 @@ memory. When the last view has died the lease dies, and the slot is free again; 
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
 import weakref
@@ -68,7 +69,16 @@ def aligned_empty(nbytes: int) -> npt.NDArray[np.uint8]:
 def anonymous_file(name: str, nbytes: int) -> int:
     """A descriptor of a file that has memory but no name, of `nbytes` zeros that take no memory until written."""
     fd = os.memfd_create(name, os.MFD_CLOEXEC)
-    os.ftruncate(fd, nbytes)
+    try:
+        os.ftruncate(fd, nbytes)
+    except OSError as error:
+        os.close(fd)
+        if error.errno == errno.EFBIG:
+            error.add_note(
+                "files may not be that large here, and shared memory is one: lift the limit (ulimit -f unlimited), or "
+                "use worker_type='thread' or num_workers=0"
+            )
+        raise
     return fd
 
 

@@ -8,7 +8,7 @@ import types
 import uuid
 import weakref
 from collections import ChainMap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 import cloudpickle
@@ -46,6 +46,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     dispatch_table: ClassVar[Any] = ChainMap({types.CodeType: _code}, cloudpickle.Pickler.dispatch_table)
     classes: dict[str, type] | None = None
     """Collects the classes that travel by value, if given, each under a name for `learn_classes`."""
+    alone = False
+    """A class itself is to be written, not the way to it."""
 
     def reducer_override(self, value: Any) -> Any:
         reduced = as_array(value)
@@ -55,6 +57,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if self.classes is not None and reduced is not NotImplemented and isinstance(value, type):
             token = uuid.uuid4().hex
             _by_name[token] = self.classes[token] = value
+        elif _inherits and reduced is not NotImplemented and isinstance(value, type) and not self.alone:
+            return _inherited, (id(value), value.__module__, value.__qualname__, _alone(value))
         return reduced
 
 
@@ -75,6 +79,58 @@ def class_by_name(value: type) -> Any:
 
 def _class(name: str) -> type:
     return _by_name[name]
+
+
+_inherits = False
+_found: weakref.WeakValueDictionary[tuple[int, str, str], type] = weakref.WeakValueDictionary()
+_written: weakref.WeakKeyDictionary[type, bytes | None] = weakref.WeakKeyDictionary()
+
+
+def inherit_classes() -> None:
+    """In a forked process: its classes are those of the parent, which finds them again by their addresses."""
+    global _inherits
+    _inherits = True
+
+
+def _alone(value: type) -> bytes | None:
+    """A class for a process that does not have it; None if it cannot travel."""
+    if value not in _written:
+        stream = io.BytesIO()
+        pickler = Pickler(stream, 5)
+        pickler.alone = True
+        try:
+            pickler.dump(value)
+            _written[value] = stream.getvalue()
+        except Exception:
+            _written[value] = None
+    return _written[value]
+
+
+def _inherited(address: int, module: str, name: str, alone: bytes | None) -> type:
+    """The living class that a fork of this process means, or a copy of one that was made there."""
+    key = (address, module, name)
+    found = _found.get(key)
+    if found is None:
+        found = next((kind for kind in _living() if id(kind) == address), None)
+        if found is None or (found.__module__, found.__qualname__) != (module, name):
+            if alone is None:
+                raise pickle.UnpicklingError(f"the class {module}.{name} cannot travel")
+            found = pickle.loads(alone)
+        _found[key] = found
+    return found
+
+
+def _living() -> Iterator[type]:
+    """Every class of this process."""
+    seen: set[type] = set()
+    waiting: list[type] = [object]
+    while waiting:
+        kind: type
+        for kind in type.__subclasses__(waiting.pop()):
+            if kind not in seen:
+                seen.add(kind)
+                waiting.append(kind)
+                yield kind
 
 
 def dumps(value: Any, buffer_callback: Callable[[pickle.PickleBuffer], Any] | None = None) -> bytes:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from agnoload.errors import DatasetNotPicklable
+from agnoload.errors import DatasetNotPicklable, one_line
 from agnoload.transport.payload import find_culprit
 
 _SHARED = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType, np.ndarray)
@@ -57,7 +57,7 @@ class Copies:
         path, culprit = find_culprit({name: value}, self._copies)
         return DatasetNotPicklable(
             f"{path} ({type(culprit).__module__}.{type(culprit).__qualname__}) cannot be copied: "
-            f"{type(error).__name__}: {error}. Every thread reads a copy of a stream: make this object when the stream "
+            f"{one_line(error)}. Every thread reads a copy of a stream: make this object when the stream "
             "is iterated, leave it out in __getstate__, or use num_workers=0"
         )
 

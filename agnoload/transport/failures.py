@@ -6,6 +6,7 @@ import pickle
 import traceback
 from typing import Any, NamedTuple
 
+from agnoload.errors import CALLED, add_note, text_of
 from agnoload.transport import byvalue
 
 
@@ -33,18 +34,18 @@ class RemoteTraceback(Exception):
 def describe(error: BaseException, where: str = "") -> Described:
     """An exception as data; `where` is added as a note."""
     if where:
-        error.add_note(where)
+        add_note(error, where)
     members = tuple(map(describe, error.exceptions)) if isinstance(error, BaseExceptionGroup) else None
     whole = _whole(error) if members is None else None
-    return Described(whole, _parts(error), members, type(error).__qualname__, _text(error), _trace(error))
+    return Described(whole, _parts(error), members, type(error).__qualname__, text_of(error), _trace(error))
 
 
 def restore(described: Described, *notes: str) -> BaseException:
     """The exception again, its worker's traceback as its cause, with notes added."""
     error = rebuild(described)
-    error.__cause__ = RemoteTraceback(described.trace)
+    object.__setattr__(error, "__cause__", RemoteTraceback(described.trace))  # a frozen class lets nobody set it
     for note in notes:
-        error.add_note(note)
+        add_note(error, note)
     return error
 
 
@@ -53,7 +54,7 @@ def rebuild(described: Described) -> BaseException:
     for make in (_from_whole, _from_parts):
         try:
             error = make(described)
-        except Exception:
+        except CALLED:
             continue
         if isinstance(error, BaseException):
             return error
@@ -65,61 +66,55 @@ def portable(value: Any) -> Any:
     if type(value) in (str, int, float, bool, type(None)):
         return value
     try:
-        pickle.loads(_dumps(value))
-    except Exception:
+        pickle.loads(dumps(value))
+    except CALLED:
         return _repr(value)
     return value
-
-
-def _text(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception as broken:
-        return f"<its text cannot be made: {type(broken).__name__}>"
 
 
 def _repr(value: Any) -> str:
     try:
         return repr(value)
-    except Exception:
+    except CALLED:
         return f"<{type(value).__qualname__}>"
 
 
 def _trace(error: BaseException) -> str:
     try:
         return "".join(traceback.format_exception(error))
-    except Exception:  # a text that cannot be made, somewhere in the chain
-        return "".join(traceback.format_tb(error.__traceback__)) + f"{type(error).__qualname__}: {_text(error)}\n"
+    except CALLED:  # a text that cannot be made, somewhere in the chain
+        return "".join(traceback.format_tb(error.__traceback__)) + f"{type(error).__qualname__}: {text_of(error)}\n"
 
 
-def _dumps(value: Any) -> bytes:
+def dumps(value: Any) -> bytes:
+    """As a pickle, by value where need be."""
     try:
         return pickle.dumps(value, 5)
-    except Exception:
+    except CALLED:
         return byvalue.dumps(value)
 
 
 def _whole(error: BaseException) -> bytes | None:
     try:
-        data = _dumps(error)
+        data = dumps(error)
         back = pickle.loads(data)
         same = type(back).__qualname__ == type(error).__qualname__ and _repr(back.args) == _repr(error.args)
-    except Exception:
+    except CALLED:
         return None
-    return data if same and _text(back) == _text(error) and vars(back).keys() == vars(error).keys() else None
+    return data if same and text_of(back) == text_of(error) and vars(back).keys() == vars(error).keys() else None
 
 
 def _parts(error: BaseException) -> bytes | None:
-    attributes = {name: portable(value) for name, value in vars(error).items()}
     args = error.args
     if isinstance(error, BaseExceptionGroup):
         args = (error.message,)
     elif isinstance(error, OSError):  # its file names are not among its arguments
         args = (*args, *error.__reduce__()[1][len(args) :]) if len(args) == 2 else args
     try:
-        data = _dumps((type(error), tuple(portable(value) for value in args), attributes))
+        attributes = {name: portable(value) for name, value in vars(error).items()}
+        data = dumps((type(error), tuple(portable(value) for value in args), attributes))
         pickle.loads(data)
-    except Exception:
+    except CALLED:
         return None
     return data
 

@@ -25,7 +25,7 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
-from agnoload.errors import DatasetNotPicklable
+from agnoload.errors import DatasetNotPicklable, one_line
 from agnoload.transport.arena import HUGE, aligned, anonymous_file
 from agnoload.transport.arena import Mapping as Memory
 from agnoload.transport.byvalue import Pickler, learn_classes
@@ -175,7 +175,7 @@ def _explain(error: Exception, parts: Mapping[str, Any], method: str) -> Dataset
     path, culprit = find_culprit(parts, _pickles)
     kind = f" ({type(culprit).__module__}.{type(culprit).__qualname__})" if culprit is not None else ""
     return DatasetNotPicklable(
-        f"{path}{kind} cannot be sent to a worker process: {type(error).__name__}: {error}. With the start method "
+        f"{path}{kind} cannot be sent to a worker process: {one_line(error)}. With the start method "
         f"{method!r} everything that a worker uses must pickle: make this object in worker_init_fn or on first use in "
         "__getitem__, leave it out in __getstate__, or use worker_type='thread' or num_workers=0"
     )

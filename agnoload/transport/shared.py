@@ -19,7 +19,7 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -143,20 +143,27 @@ def is_sending() -> bool:
     return _sending.get() is not None
 
 
-@contextmanager
-def receiving(descriptors: Sequence[int]) -> Iterator[None]:
+class _Receiving:
+    """No generator function: see `seeding.use`."""
+
+    def __init__(self, descriptors: Sequence[int]) -> None:
+        self._arrived = _Arrived(descriptors)
+
+    def __enter__(self) -> None:
+        self._token = _receiving.set(self._arrived)
+
+    def __exit__(self, *error: object) -> None:
+        _receiving.reset(self._token)
+        for fd in set(self._arrived.descriptors) - self._arrived.taken:
+            os.close(fd)
+
+
+def receiving(descriptors: Sequence[int]) -> AbstractContextManager[None]:
     """Let what was pickled under `sending` be unpickled, given its descriptors in their order.
 
     The descriptors are taken over: a file that is unpickled owns its own, the others are closed at the end.
     """
-    arrived = _Arrived(descriptors)
-    token = _receiving.set(arrived)
-    try:
-        yield
-    finally:
-        _receiving.reset(token)
-        for fd in set(arrived.descriptors) - arrived.taken:
-            os.close(fd)
+    return _Receiving(descriptors)
 
 
 def _receive(place: int, nbytes: int) -> SharedFile:

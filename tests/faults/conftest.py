@@ -19,14 +19,6 @@ PATIENCE = 30.0
 """A bound against hanging, not a measure."""
 
 
-@pytest.fixture(autouse=True)
-def nothing_on_stderr(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Neither the loader nor its workers write to standard error; a test that wants something there takes it away."""
-    capfd = request.getfixturevalue("capfd")
-    yield
-    assert capfd.readouterr().err == ""
-
-
 class Program:
     """A Python program under way, known again, with all that it has started, by a mark in its environment."""
 

@@ -6,13 +6,16 @@ nothing is left.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import signal
 import sys
+import threading
 import time
 
 import numpy as np
+import psutil
 import pytest
 
 from agnoload import DataLoader, WorkerDied, WorkerTimeout
@@ -256,6 +259,50 @@ def test_the_death_of_an_idle_worker_is_an_error(deed: str, method: str, tmp_pat
             next(batches)
     assert (caught.value.pid, caught.value.exitcode) == (idle, -getattr(signal, deed))
     assert (caught.value.batch, caught.value.indices) == (None, None)
+
+
+class InTheBackground(Rendezvous):
+    """Sample 0 leaves a thread behind that does the deed once the worker is idle."""
+
+    def __init__(self, folder: str, deed: str) -> None:
+        super().__init__(os.path.join(folder, "meet"))
+        self.folder, self.deed = folder, deed
+
+    def __getitem__(self, index: int) -> int:
+        if index == 0:
+            threading.Thread(target=self.wait_and_do).start()
+        return super().__getitem__(index)
+
+    def wait_and_do(self) -> None:
+        with open(os.path.join(self.folder, "told"), "rb"):
+            pass
+        with contextlib.suppress(KeyError, SystemExit, MemoryError, RecursionError):
+            do(self.deed)
+        with open(os.path.join(self.folder, "done"), "wb"):
+            pass
+
+
+@pytest.mark.parametrize("method", STARTED)
+@pytest.mark.parametrize("deed", DEEDS)
+def test_what_a_thread_does_in_an_idle_worker_is_a_death_or_nothing(deed: str, method: str, tmp_path) -> None:
+    for name in ("meet", "told", "done"):
+        os.mkfifo(tmp_path / name)
+    dataset = InTheBackground(str(tmp_path), deed)
+    with DataLoader(dataset, 1, num_workers=2, multiprocessing_context=method) as loader:
+        batches = iter(loader)
+        (idle,) = next(batches).tolist()
+        with open(tmp_path / "told", "wb"):
+            pass
+        if deed in DEADLY:
+            with pytest.raises(WorkerDied, match="while it was idle") as caught:
+                next(batches)
+            assert (caught.value.pid, caught.value.exitcode) == (idle, DEADLY[deed])
+            assert (caught.value.batch, caught.value.indices) == (None, None)
+        else:
+            if deed != "hang":
+                with open(tmp_path / "done", "rb"):
+                    pass
+            assert psutil.Process(idle).status() != psutil.STATUS_ZOMBIE
 
 
 @pytest.mark.slow

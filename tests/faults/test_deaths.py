@@ -111,6 +111,37 @@ def test_c42_a_death_tells_how_much_memory_the_worker_had(method) -> None:
     assert f"{error.rss / 2**20:,.0f} MiB" in str(error)
 
 
+@pytest.mark.parametrize(("method", "code"), [("forkserver", -9), ("fork", None)])
+def test_a_death_whose_exit_code_somebody_else_has_collected_says_so(method, code, box) -> None:
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system collects children at once
+    try:
+        loader = DataLoader(Dies(sticks(box, 1)), 1, num_workers=2, multiprocessing_context=method)
+        got, error = until_death(loader)
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    assert [int(batch[0][0]) for batch in got] == [0, 1, 2]
+    assert (error.exitcode, error.batch, error.indices) == (code, 3, [3])
+    assert ("its exit code was collected" in str(error)) == (code is None)
+
+
+@pytest.mark.slow
+def test_c42_where_the_system_counts_the_parents_memory_a_death_tells_what_the_worker_had_before() -> None:
+    class Dies:
+        def __len__(self) -> int:
+            return 2
+
+        def __getitem__(self, index: int) -> int:
+            if index:
+                die("SIGKILL")
+            return index
+
+    parents = np.ones(300 << 17)  # 300 MiB, which a spawned process is taken to have had
+    _, error = until_death(DataLoader(Dies(), 1, num_workers=1, multiprocessing_context="spawn"))
+    assert error.rss is not None
+    assert 10 << 20 < error.rss < parents.nbytes
+    assert f"it had {error.rss / 2**20:,.0f} MiB of memory before this batch" in str(error)
+
+
 def test_c42_a_death_tells_of_kills_for_memory(box, monkeypatch) -> None:
     counts = iter([5, 7])
     monkeypatch.setattr(processes, "oom_kills", lambda: next(counts))

@@ -7,6 +7,7 @@ import gc
 import itertools
 import os
 import signal
+import sys
 import threading
 import time
 import weakref
@@ -436,6 +437,56 @@ def test_a_death_is_seen_although_a_process_that_the_worker_forked_lives_on(tmp_
         open(fifo, "w").close()
 
 
+@pytest.mark.parametrize(
+    ("method", "kind"),
+    [("forkserver", "process"), pytest.param("spawn", "process", marks=pytest.mark.slow), ("fork", "process"),
+     (None, "thread")],
+)  # fmt: skip
+@pytest.mark.parametrize(("deed", "code"), [("return", 0), ("exit", 3), ("words", 1), ("raise", 1)])
+@pytest.mark.parametrize("place", ["getitem", "worker_init_fn", "encoding"])
+def test_a_copy_of_a_worker_that_comes_out_of_user_code_is_no_worker(place, deed, code, method, kind, capfd) -> None:
+    """It ends as a program would; it answers no request, and takes none away."""
+
+    def fork() -> None:
+        if pid := os.fork():
+            _, status = os.waitpid(pid, 0)
+            assert os.waitstatus_to_exitcode(status) == code
+        elif deed == "raise":
+            raise KeyError("in the copy")
+        elif deed != "return":
+            sys.exit(3 if deed == "exit" else "in the copy")
+
+    class Answer:
+        def __init__(self, index: int) -> None:
+            self.index = index
+
+        def __reduce__(self):
+            fork()
+            return int, (self.index,)
+
+    class Forks:
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, index: int) -> object:
+            if place == "getitem":
+                fork()
+            return Answer(index) if place == "encoding" and kind == "process" else index
+
+    loader = DataLoader(
+        Forks(), 1, num_workers=1, collate_fn=list, multiprocessing_context=method, worker_type=kind,
+        worker_init_fn=(lambda _: fork()) if place == "worker_init_fn" else None,
+    )  # fmt: skip
+    with loader:
+        assert list(loader) == [[0], [1], [2], [3]]
+    assert none_left()
+    times = {"getitem": 4, "worker_init_fn": 1, "encoding": 4 * (kind == "process")}[place]
+    said = capfd.readouterr().err
+    assert said.splitlines().count("in the copy") == (times if deed == "words" else 0)
+    assert said.count("KeyError: 'in the copy'") == (times if deed == "raise" else 0)
+    assert said.count("Traceback") == (times if deed == "raise" else 0)
+
+
 # ---------------------------------------------------------------------------------------------- starts that fail
 
 
@@ -490,6 +541,30 @@ print("failed", failed > 3)
 def test_running_out_of_descriptors_at_any_step_of_a_start_is_an_error_that_leaves_nothing(program) -> None:
     code, out, err = program(EMFILE).end()
     assert (code, out.strip(), err) == (0, "failed True", "")
+
+
+EFBIG = """
+import os, resource
+import agnoload
+
+loader = agnoload.DataLoader(range(8), 2, num_workers=2)
+list(loader)
+loader.close()
+before = sorted(os.listdir("/proc/self/fd"))
+hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
+try:
+    list(loader)
+except OSError as error:
+    print(error.errno, "ulimit -f" in error.__notes__[0])
+assert sorted(os.listdir("/proc/self/fd")) == before
+resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+print(len(list(loader)))
+"""
+
+
+def test_a_limit_on_the_size_of_files_is_an_error_that_names_it(program) -> None:
+    assert program(EFBIG).end() == (0, "27 True\n4\n", "")
 
 
 def test_a_fork_that_the_system_refuses_is_an_error() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import pickle
+import sys
 import threading
 
 import pytest
@@ -57,7 +59,36 @@ class NoText(Exception):
 
 class Unreducible(Exception):
     def __reduce__(self):
-        raise TypeError("not this one")
+        raise self.args[0]
+
+
+class Unreadable(Exception):
+    def __reduce__(self):
+        return sys.exit, (9,)
+
+
+class Unprintable(Exception):
+    """Whose words end the program."""
+
+    def __str__(self) -> str:
+        raise SystemExit(4)
+
+    __repr__ = __str__
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen(Exception):
+    """Lets nobody set anything, not even its notes."""
+
+    code: int
+    detail: str
+
+
+class Unnoted(Exception):
+    __notes__ = 5
+
+    def add_note(self, text: str) -> None:
+        raise ValueError("no notes")
 
 
 def crossed(error: BaseException) -> BaseException:
@@ -120,9 +151,67 @@ def test_what_cannot_travel_within_an_exception_becomes_its_text() -> None:
     assert "lock" in back.lock
 
 
-def test_an_exception_that_refuses_to_be_pickled_comes_back_all_the_same() -> None:
-    back = crossed(Unreducible("words", 2))
-    assert (type(back), back.args) == (Unreducible, ("words", 2))
+@pytest.mark.parametrize("refusal", [TypeError, SystemExit, GeneratorExit, StopIteration, RecursionError])
+def test_an_exception_that_refuses_to_be_pickled_comes_back_all_the_same(refusal) -> None:
+    back = crossed(Unreducible(refusal, 2))
+    assert (type(back), back.args) == (Unreducible, (refusal, 2))
+
+
+def test_an_exception_that_refuses_to_be_read_comes_back_all_the_same() -> None:
+    back = crossed(Unreadable("words", 2))
+    assert (type(back), back.args) == (Unreadable, ("words", 2))
+    group = crossed(ExceptionGroup("all", [Unreadable(1), Unreducible(SystemExit), Unprintable(2)]))
+    assert [type(error) for error in group.exceptions] == [Unreadable, Unreducible, Unprintable]
+
+
+@pytest.mark.parametrize("workers", [-1, 0, 2])
+@pytest.mark.parametrize(
+    "make", [lambda: Unprintable(3), lambda: NoText(3), lambda: Frozen(3, "x"), lambda: Unnoted("x"),
+             lambda: Unreducible(SystemExit), lambda: Unreadable("x")],
+)  # fmt: skip
+def test_an_exception_is_itself_whatever_its_own_methods_do(make, workers) -> None:
+    kind = {"worker_type": "thread"} if workers < 0 else {}
+    got, error = fails(abs(workers), make, **kind)
+    assert got == [[0, 1], [2, 3]]
+    assert type(error) is type(make())
+    assert error.args == make().args
+    assert error.__notes__[0] == "while index 5 was loaded (item 1 of batch 2, epoch 0)"
+    assert len(error.__notes__) == 1 + (workers != 0)
+    with DataLoader(Raises(make), 2, num_workers=abs(workers), on_error="skip", **kind) as loader:
+        assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3], [4], [6, 7]]
+        (failure,) = loader.stats().failed
+    assert failure.error.startswith(f"{type(error).__name__}: ")
+
+
+class Unopened:
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+    def __setstate__(self, state: object) -> None:
+        raise Frozen(3, "x")
+
+    def __getstate__(self) -> dict[str, int]:
+        return {"a": 1}
+
+
+def test_a_frozen_exception_while_the_dataset_is_read_is_itself() -> None:
+    with DataLoader(Unopened(), num_workers=1) as loader, pytest.raises(Frozen) as caught:
+        next(iter(loader))
+    assert (caught.value.code, caught.value.detail) == (3, "x")
+    assert "before its first batch" in caught.value.__notes__[-1]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_frozen_exception_of_collate_or_a_registered_function_is_itself(workers) -> None:
+    def collate(samples: list[int], **_: object) -> list[int]:
+        raise Frozen(3, "x")
+
+    with DataLoader(range(4), 2, num_workers=workers, collate_fn=collate) as loader, pytest.raises(Frozen) as caught:
+        next(iter(loader))
+    assert (caught.value.code, caught.value.detail) == (3, "x")
 
 
 def test_an_exception_without_a_text_comes_back_all_the_same() -> None:
@@ -238,7 +327,8 @@ def test_an_error_in_a_worker_is_the_error_without_workers(make, method) -> None
     assert "__getitem__" in str(away[1].__cause__)
 
 
-def test_a_class_made_within_a_function_is_still_caught_by_itself() -> None:
+@pytest.mark.parametrize("method", METHODS)
+def test_a_class_made_within_a_function_is_still_caught_by_itself(method) -> None:
     class Local(Exception):
         pass
 
@@ -248,8 +338,49 @@ def test_a_class_made_within_a_function_is_still_caught_by_itself() -> None:
     class Data(Raises):
         pass
 
-    with DataLoader(Data(make), 2, num_workers=2) as loader, pytest.raises(Local, match="here"):
+    loader = DataLoader(Data(make), 2, num_workers=2, multiprocessing_context=method)
+    with loader, pytest.raises(Local, match="here"):
         list(loader)
+
+
+def test_under_fork_a_class_that_cannot_travel_is_itself() -> None:
+    class Locked(Exception):
+        lock = threading.Lock()
+
+    _, error = fails(2, lambda: ExceptionGroup("all", [Locked("shut")]), multiprocessing_context="fork")
+    assert isinstance(error, ExceptionGroup)
+    assert type(error.exceptions[0]) is Locked
+    assert error.exceptions[0].args == ("shut",)
+
+
+def test_under_fork_a_class_that_was_made_in_a_worker_comes_as_a_copy() -> None:
+    def make() -> Exception:
+        class Inner(Exception):
+            pass
+
+        return Inner("here")
+
+    _, error = fails(2, make, multiprocessing_context="fork")
+    assert (type(error).__name__, error.args) == ("Inner", ("here",))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_class_made_within_a_function_is_itself_in_a_batch(method) -> None:
+    class Item:
+        def __init__(self, index: int) -> None:
+            self.index = index
+
+    class Items:
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, index: int) -> Item:
+            return Item(index)
+
+    with DataLoader(Items(), 2, num_workers=2, collate_fn=list, multiprocessing_context=method) as loader:
+        items = [item for batch in loader for item in batch]
+    assert [type(item) for item in items] == [Item] * 4
+    assert [item.index for item in items] == [0, 1, 2, 3]
 
 
 def test_an_error_in_worker_init_fn_comes_whole_before_the_first_batch() -> None:

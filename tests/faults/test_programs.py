@@ -66,6 +66,30 @@ def test_c38_a_killed_parent_takes_everything_along(name, method, program) -> No
     assert shared_memory() <= before
 
 
+HOLDS = """
+import ctypes, agnoload
+
+class Data:
+    def __len__(self): return 4
+    def __getitem__(self, index):
+        print("busy", flush=True)
+        ctypes.PyDLL(None).sleep(600)  # C code that never lets go of the interpreter lock
+
+for batch in agnoload.DataLoader(Data(), 1, num_workers=2, multiprocessing_context={method!r}):
+    pass
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGKILL"])
+@pytest.mark.parametrize("method", METHODS)
+def test_c38_workers_whose_c_code_holds_the_interpreter_lock_do_not_outlive_the_program(method, name, program) -> None:
+    one = program(HOLDS.format(method=method))
+    assert [one.line(), one.line()] == ["busy", "busy"]
+    one.process.send_signal(getattr(signal, name))
+    one.end()
+    assert one.gone() < LATE
+
+
 START = """
 import contextlib, os, signal, agnoload
 from agnoload.pools import processes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import random
 import time
@@ -11,9 +12,9 @@ import numpy as np
 import pytest
 
 import agnoload
-from agnoload import AgnoloadError, Batch, DataLoader, OptionError, SampleStopped, sample_rng
+from agnoload import AgnoloadError, Batch, DataLoader, OptionError, SampleStopped, StateError, sample_rng
 from agnoload.errors import TooManyFailed
-from agnoload.messages import Failure
+from agnoload.messages import Failure, Reply
 from agnoload.tolerance import Ceiling, Retry
 
 WORKERS = (0, 1, 2)
@@ -458,8 +459,83 @@ def test_a_share_of_failed_samples_is_judged_at_the_end_as_it_is(workers) -> Non
         assert sum(map(len, data)) == 18
 
 
+@pytest.mark.parametrize(("workers", "in_order"), [(-1, True), (0, True), (2, True), (2, False)])
+def test_the_count_goes_on_after_a_resume(workers, in_order) -> None:
+    options = {"workers": workers, "in_order": in_order, "on_error": "skip", "max_failed": 2}
+    data = loader(Holes(20, (3, 7, 11, 15)), 4, **options)
+    batches = iter(data)
+    first = lists(itertools.islice(batches, 2))
+    state = json.loads(json.dumps(data.state_dict()))
+    data.close()
+    resumed = loader(Holes(20, (3, 7, 11, 15)), 4, **options)
+    resumed.load_state_dict(state)
+    assert resumed.state_dict() == state
+    got, error = until_error(resumed)
+    if in_order:
+        assert (first, got) == ([[0, 1, 2], [4, 5, 6]], [])
+        assert [failure.index for failure in error.failed] == [11]
+        assert "3 samples of epoch 0 failed" in str(error)
+        assert "2 before the state was saved" in str(error)
+    assert type(error) is TooManyFailed
+
+
+@pytest.mark.parametrize("place", [None, 0])
+def test_the_count_of_a_state_is_of_what_was_delivered(place) -> None:
+    """Batches under way to a device have been counted, but not delivered; they are loaded again."""
+
+    class Backend(agnoload.Backend):
+        name = "places"
+
+        def check(self, device: object, pin_memory: bool) -> object:
+            return device
+
+        def place(self, batch: object, device: object) -> object:
+            return lambda: batch
+
+    data = loader(Holes(), 2, on_error="skip", max_failed=5, backend=Backend(), device=place)
+    batches = iter(data)
+    assert "failed" not in data.state_dict()
+    found = []
+    for _ in batches:
+        found.append(data.state_dict().get("failed"))
+    assert found == [[0, 2], [1, 4], [1, 6], [2, 8], None]  # at the end the next epoch begins
+
+
+def test_a_share_is_of_the_whole_epoch_also_after_a_resume() -> None:
+    bad = tuple(range(960, 969))
+    data = loader(Holes(1000, bad), 10, on_error="skip", max_failed=0.01)
+    batches = iter(data)
+    lists(itertools.islice(batches, 90))
+    resumed = loader(Holes(1000, bad), 10, on_error="skip", max_failed=0.01)
+    resumed.load_state_dict(data.state_dict())
+    assert sum(map(len, lists(resumed))) == 91
+
+
+def test_a_share_is_judged_at_the_end_of_each_epoch_of_many() -> None:
+    options = {"on_error": "skip", "max_failed": 0.1}
+    data = loader(Holes(20, (3, 7, 11)), 4, **options)
+    assert [len(batch) for batch in data.steps(1)] == [3]  # that is no end
+    data.set_epoch(0)
+    batches = data.steps(20)
+    assert [len(next(batches)) for _ in range(5)] == [3, 3, 3, 4, 4]
+    with pytest.raises(TooManyFailed, match="3 samples of epoch 0 failed"):
+        next(batches)
+    data.set_epoch(0)
+    batches = data.steps(5)
+    assert [len(next(batches)) for _ in range(5)] == [3, 3, 3, 4, 4]
+    with pytest.raises(TooManyFailed, match="3 samples of epoch 0 failed"):
+        next(batches)
+
+
+@pytest.mark.parametrize("counts", [None, 3, "ab", {}, [1], [1, 2, 3], [-1, 2], [1, 2.0], [True, 2], [1, 1 << 63]])
+def test_counts_in_a_state_that_are_none_are_refused(counts) -> None:
+    data = loader(Holes(), 4, max_failed=2, on_error="skip")
+    with pytest.raises(StateError, match="failed in a state must be two non-negative ints"):
+        data.load_state_dict({**data.state_dict(), "failed": counts})
+
+
 def test_a_ceiling_lists_some_of_the_failed_and_carries_all() -> None:
-    error = Ceiling(0).count(3, 0, [Failure(n, "ValueError: x") for n in range(20)])
+    error = Ceiling(0).count(3, Reply(0, extras={"failed": [Failure(n, "ValueError: x") for n in range(20)]}))
     assert error is not None
     assert "indices 0, 1, 2, 3, 4, 5, 6, 7, ...;" in str(error)
     assert len(error.failed) == 20

@@ -372,6 +372,24 @@ def held_up(gate):
     return HeldUp()
 
 
+def test_out_of_order_what_is_left_is_compared_with_the_run_that_the_state_is_from(tmp_path):
+    """With two workers the second batch comes before the first one, without them it does not."""
+
+    class Overtaken(agnoload.Dataset):
+        def __len__(self):
+            return 12
+
+        def __getitem__(self, index):
+            if (info := agnoload.get_worker_info()) is not None and info.num_workers == 2:
+                if index == 4:
+                    (tmp_path / "gate").touch()
+                while index == 0 and not (tmp_path / "gate").exists():
+                    time.sleep(0.005)
+            return index
+
+    check_resume(lambda num_workers: DataLoader(Overtaken(), 4, in_order=False, num_workers=num_workers))
+
+
 def test_c47_out_of_order_the_rest_comes_exactly_once(tmp_path):
     gate = tmp_path / "gate"
     options = {"num_workers": 2, "in_order": False, "prefetch_factor": 4}
