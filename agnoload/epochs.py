@@ -12,11 +12,11 @@ from agnoload import plugins
 from agnoload.errors import OptionError, StateError
 from agnoload.foreign import Stranger
 from agnoload.loop import Progress
-from agnoload.samplers.sampler import SeededSampler, draw_from, effective_seed
-from agnoload.seeding import check_seed, draw_seed
+from agnoload.samplers.sampler import SeededSampler, effective_seed
+from agnoload.seeding import check_seed, draw_from, draw_seed, no_generator
 from agnoload.state import LARGEST, Place, Seeds
 
-_KINDS = (int, np.integer, np.random.Generator, np.random.RandomState, random.Random)
+_KINDS = (np.random.Generator, np.random.RandomState, random.Random)
 
 
 class Epochs:
@@ -119,17 +119,15 @@ class Numbers:
     def __init__(self, generator: Any) -> None:
         self._generator = generator
         self._drawn: list[int] = []
-        kind = type(generator)
-        frameworks = {backend.framework for backend in plugins.loaded_backends()}
-        if not (isinstance(generator, _KINDS) or kind.__module__.partition(".")[0] in frameworks):
-            raise _refused(kind)
         if isinstance(generator, (int, np.integer)):
-            check_seed(generator, "generator")
+            draw_from(generator)
+        elif not (isinstance(generator, _KINDS) or plugins.gives_seeds(generator)):
+            raise no_generator(generator)
 
     def number(self, place: int) -> int:
         """The seed at a place in the sequence."""
         while len(self._drawn) <= place:
-            self._drawn.append(_draw(self._generator))
+            self._drawn.append(draw_from(self._generator))
         return self._drawn[place]
 
     def align(self, seeds: Seeds) -> None:
@@ -150,19 +148,3 @@ class Numbers:
             self.number(last)
         else:
             self._drawn = [*self._drawn[:last], *([0] * (last - len(self._drawn))), seeds.samples]
-
-
-def _draw(generator: Any) -> int:
-    seed = draw_from(generator)
-    if seed is None:
-        seed = plugins.seed_from(generator)
-    if seed is None:
-        raise _refused(type(generator))
-    return seed
-
-
-def _refused(kind: type) -> OptionError:
-    return OptionError(
-        "generator must be an int, a generator of NumPy's or Python's, or one of an installed backend's framework, got "
-        f"{kind.__module__}.{kind.__qualname__}"
-    )

@@ -464,7 +464,7 @@ class DataLoader(Generic[SampleT, BatchT]):
                 return RandomSampler(options.dataset) if len(options.dataset) else SequentialSampler(options.dataset)
             return SequentialSampler(options.dataset)
         if isinstance(sampler, SeededSampler):
-            sampler.settle(plugins.seed_from, world)
+            sampler.settle(world)
         wanted = getattr(sampler, "data_length", None)
         if wanted is not None and wanted != len(options.dataset):
             raise OptionError(

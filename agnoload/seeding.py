@@ -7,7 +7,9 @@ would. Philox: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 
 
 from __future__ import annotations
 
+import random
 import secrets
+from collections.abc import Callable
 from contextvars import ContextVar
 from enum import IntEnum
 from functools import lru_cache
@@ -47,6 +49,41 @@ def check_seed(seed: Any, name: str = "seed") -> int:
     if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0:
         raise OptionError(f"{name} must be a non-negative int or None, got {seed!r}")
     return int(seed)
+
+
+_seed_from: Callable[[Any], int | None] | None = None
+
+
+def set_seed_from(function: Callable[[Any], int | None] | None) -> None:
+    """Give the way from frameworks' generators to a seed (None for what it does not know), or None to take it back."""
+    global _seed_from
+    _seed_from = function
+
+
+def draw_from(generator: Any) -> int:
+    """A seed of 63 bits from an int, or from a generator of NumPy's, Python's or a loaded framework's."""
+    if isinstance(generator, np.random.Generator):
+        return int(generator.integers(1 << 63, dtype=np.uint64))
+    if isinstance(generator, np.random.RandomState):
+        return int(generator.randint(1 << 63, dtype=np.uint64))
+    if isinstance(generator, random.Random):
+        return generator.getrandbits(63)
+    if isinstance(generator, (int, np.integer)) and not isinstance(generator, bool):
+        return check_seed(generator, "generator")
+    seed = None if _seed_from is None else _seed_from(generator)
+    if seed is None:
+        raise no_generator(generator)
+    return seed
+
+
+def no_generator(thing: Any) -> OptionError:
+    """The error for something that no seed can be drawn from."""
+    kind = type(thing)
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    return OptionError(
+        "generator must be a non-negative int, a generator of NumPy's or Python's, or one of a framework with an "
+        f"installed backend, got {thing!r:.80} ({name})"
+    )
 
 
 @lru_cache(maxsize=256)

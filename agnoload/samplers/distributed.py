@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 from typing import Any, Literal
 
@@ -104,13 +104,11 @@ class DistributedSampler(AroundSampler[Any]):
     def identity(self) -> str:
         return self.sampler.identity() if isinstance(self.sampler, SeededSampler) else type(self.sampler).__name__
 
-    def settle(
-        self, seed_from: Callable[[Any], int | None] | None = None, backend_world: tuple[int, int] | None = None
-    ) -> None:
+    def settle(self, backend_world: tuple[int, int] | None = None) -> None:
         if backend_world is not None:
             self._find_rank(backend_world)
         if isinstance(self.sampler, SeededSampler):
-            self.sampler.settle(seed_from, backend_world)
+            self.sampler.settle(backend_world)
 
     @property
     def seed(self) -> int | None:

@@ -11,7 +11,8 @@ import numpy as np
 
 from agnoload.datasets.base import length_of
 from agnoload.errors import OptionError
-from agnoload.seeding import Purpose, generator
+from agnoload.samplers.sampler import flag
+from agnoload.seeding import Purpose, check_seed, generator
 from agnoload.streams.base import IterableDataset, RowsStream, seed_and_epoch
 from agnoload.streams.cursor import Cursor, CursorStream, Opening, is_stream, open_stream
 from agnoload.typed import Source
@@ -100,9 +101,9 @@ class Mixture(CursorStream[T_co], IterableDataset[T_co]):
         self.stop: Stop = stop
         self.per: Per = per
         self.batch_size = batch_size
-        self.shuffled = shuffle
-        self.with_source = with_source
-        self.seed = seed
+        self.shuffled = flag("shuffle", shuffle)
+        self.with_source = flag("with_source", with_source)
+        self.seed = None if seed is None else check_seed(seed)
 
     def cursor(self, opening: Opening) -> Cursor:
         return _MixtureCursor(self, opening)
