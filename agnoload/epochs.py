@@ -13,8 +13,9 @@ from agnoload.errors import OptionError, StateError
 from agnoload.foreign import Stranger
 from agnoload.loop import Progress
 from agnoload.samplers.sampler import SeededSampler, effective_seed
+from agnoload.saved import LARGEST
 from agnoload.seeding import check_seed, draw_from, draw_seed, no_generator
-from agnoload.state import LARGEST, Place, Seeds
+from agnoload.state import Place, Seeds
 
 _KINDS = (np.random.Generator, np.random.RandomState, random.Random)
 
@@ -41,6 +42,14 @@ class Epochs:
     def place(self) -> Place:
         """Where the data that was yielded ends."""
         return self._next if self._progress is None else self._progress.place
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is running, else the one that the next iterator begins."""
+        progress = self._progress
+        if progress is not None and progress.over and progress.asked:
+            return progress.epoch + 1
+        return self.place.epoch
 
     def twin(self) -> Epochs:
         """Others, that begin where these stand and do not advance the generator: for measurements."""
@@ -93,6 +102,9 @@ class Epochs:
     def check(self, place: Place) -> None:
         """`StateError` if a seed that was given is not the one that a state was saved with."""
         seeds, given = place.seeds, self._given
+        if bool(seeds.drawn) != (self._numbers is not None) and (seeds.drawn or place.begun):
+            wanted = "0 without a generator" if self._numbers is None else "1 or more with a generator"
+            raise StateError(f"drawn in a state must be {wanted}, got {seeds.drawn}")
         if given is not None and seeds.samples != given:
             raise StateError(f"this state was saved with seed {seeds.samples}, but this loader was given seed {given}")
         order = self._sampler.seed if isinstance(self._sampler, SeededSampler) else None

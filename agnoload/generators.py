@@ -145,6 +145,7 @@ class ProcessGenerators:
         self._numpy = NumpyGenerator(self._lent)
         own = _numpys_own()
         self._held = normal_of(own) or _Normal(own)
+        self._backends: tuple[Backend, ...] = ()
 
     def seed(self, rewinder: Rewinder, context: SampleContext) -> None:
         """Put all of them into the state of the request that `context` stands in."""
@@ -154,8 +155,16 @@ class ProcessGenerators:
         np.random.set_bit_generator(self._lent)  # type: ignore[attr-defined]  # and forget a normal number held back
         self._numpy.seed(philox)
         number = int(philox.random_raw())  # one for all: who else is loaded here must change nothing
-        for backend in plugins.loaded_backends():
+        self._backends = plugins.loaded_backends()
+        for backend in self._backends:
             backend.seed(number)
+
+    def missed(self) -> list[Backend]:
+        """Whose frameworks have been imported since `seed`, and drawn from already."""
+        backends = plugins.loaded_backends()
+        if backends is self._backends:
+            return []
+        return [backend for backend in backends if backend not in self._backends and backend.drawn()]
 
     def save(self) -> Any:
         """All their states, for `restore`."""
@@ -330,11 +339,13 @@ class RequestGenerators:
             return
         if not self._own:
             self._saved = self._save()
-        self.seed()
+        self._seed()
 
     def __exit__(self, *error: object) -> None:
-        if not self._shared and not self._own:
-            self._restore(self._saved)
+        if not self._shared:
+            self._tell_missed()
+            if not self._own:
+                self._restore(self._saved)
         if not self._looked_again:
             self._looked_again = True
             self.find()
@@ -353,10 +364,21 @@ class RequestGenerators:
 
     def seed(self) -> None:
         """Put all generators into the state of the request, or of the batch, that the context stands in."""
+        self._context.made = None
+        if not self._shared:
+            self._tell_missed()
+            self._seed()
+
+    def _tell_missed(self) -> None:
+        self.notices += (
+            f"{backend.framework} was first imported while a batch was loaded, so what was drawn from its global "
+            "generator for that batch does not follow from the loader's seed. Import it where the dataset is defined"
+            for backend in self._process.missed()
+        )
+
+    def _seed(self) -> None:
         context, rewinder = self._context, self._context.rewinder
         context.made = None
-        if self._shared:
-            return
         self._process.seed(rewinder, context)
         for sub_key, kept in self._kept:
             rewinder.rewind(

@@ -12,7 +12,7 @@ from functools import partial
 from itertools import count
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from agnoload.errors import AgnoloadError, LoaderClosed, SampleStopped
+from agnoload.errors import AgnoloadError, LoaderClosed, OptionError, SampleStopped
 from agnoload.journal import Journal
 from agnoload.messages import EMPTY, Reply, Request
 from agnoload.plan import Cut, Plan
@@ -143,8 +143,8 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
         self._stuck: Exception | None = None
         """What the sampler or the next epoch raised: due when all that was asked for before has been delivered."""
         self._yielded = 0
-        self._barren = False
-        """An epoch gave nothing: the one after it would not either."""
+        self._barren: int | None = None
+        """An epoch that gave nothing: the one after it would not either."""
         self._since: float | None = None
         self._ends: dict[int, float] = {}
         self.progress = Progress(plan)
@@ -256,7 +256,7 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
                     if self._to_issue is not None:
                         self._to_issue += 1
                     self.progress.delivered(number)
-                    self._barren = self._barren or plan.barren
+                    self._barren = plan.epoch if self._barren is None and plan.barren else self._barren
                     continue
                 plan.given += 1
                 return popped[0], reply
@@ -267,6 +267,8 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
                     raise self._stuck
                 if self._yielded or not self._plan.resumed:
                     self._judge(self._plan.epoch)
+                    if self._to_issue:
+                        raise self._too_few(self._to_issue)
                     return None
                 self._plan = self._next_plan(self._plan.end())  # the state was one of the very end
                 continue
@@ -295,6 +297,13 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
             return reply._replace(error=error, batch=None)
         return reply
 
+    def _too_few(self, left: int) -> OptionError:
+        given, epoch = self._yielded, self._plan.epoch if self._barren is None else self._barren
+        return OptionError(
+            f"steps({given + left}) needs a batch in every epoch, but epoch {epoch} has none after {given} "
+            "steps: the dataset (or this rank's share) is empty, or drop_last or on_error leaves nothing of it"
+        )
+
     def _judge(self, epoch: int) -> None:
         """At the end of an epoch: whether too much of it has failed."""
         if self._ceiling is not None and (error := self._ceiling.ended(epoch)):
@@ -303,7 +312,7 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
     def _issue(self) -> None:
         """Submit requests while the window has room and there is something to ask for."""
         window = self._window
-        while window.room and self._to_issue != 0 and self._stuck is None and not self._barren:
+        while window.room and self._to_issue != 0 and self._stuck is None and self._barren is None:
             try:
                 item = self._next_item()
             except Exception as error:

@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from agnoload import seeding
-from agnoload.errors import OptionError, SampleStopped
+from agnoload.errors import OptionError, SampleStopped, StateError
+from agnoload.saved import FARTHEST, members, whole
 from agnoload.words import name_of
 from agnoload.worker_info import peek_worker_info
 
@@ -150,12 +151,12 @@ class ForeignCursor(Cursor):
         if is_stateful(stream):
             first = first_state(stream)
             if self._state is not None:
-                stream.load_state_dict(copy.deepcopy(self._state))
+                go_back(stream, self._state)
             elif first:
                 stream.load_state_dict(copy.deepcopy(first[0]))
         iterator: Any = iter(stream)
         if self._state is not None and not is_stateful(stream):
-            iterator.load_state_dict(copy.deepcopy(self._state))
+            go_back(iterator, self._state)
         return iterator  # type: ignore[no-any-return]
 
     def state(self) -> Any:
@@ -185,6 +186,17 @@ def is_stateful(thing: Any) -> bool:
     return callable(getattr(thing, "state_dict", None)) and callable(getattr(thing, "load_state_dict", None))
 
 
+def go_back(thing: Any, state: Any) -> None:
+    """Give user code a copy of the state that it has saved."""
+    try:
+        thing.load_state_dict(copy.deepcopy(state))
+    except Exception as error:
+        raise StateError(
+            f"{type(thing).__name__} must take what its state_dict() gave, but load_state_dict({state!r:.200}) raised "
+            f"{type(error).__name__}: {error}"
+        ) from error
+
+
 FirstState = tuple[Any] | None
 """In a tuple, since a state can be anything; None where there is none, and the stream must begin by itself."""
 
@@ -211,7 +223,7 @@ class RowsCursor(Cursor):
     def __init__(self, dataset: Any, order: Sequence[int], state: int | None = None) -> None:
         self._dataset = dataset
         self._order = order
-        self._place = state or 0
+        self._place = 0 if state is None else whole(state, "the place in a dataset", len(order))
 
     def take(self) -> int:
         if self._place >= len(self._order):
@@ -238,12 +250,13 @@ class ShardsCursor(Cursor):
         self._stream = stream
         self._shards = shards
         self._opening = opening
-        state = opening.state or {}
-        self._done = state.get("done", 0)
-        self._taken = state.get("taken", 0)
-        self._inner = self._open(state.get("inner"))
+        state = {"done": 0, "taken": 0, "inner": None} if opening.state is None else opening.state
+        done, taken, inner = members(state, "the place among shards", "done", "taken", "inner")
+        self._done = whole(done, "done", len(shards))
+        self._taken = whole(taken, "taken", FARTHEST if done < len(shards) else 0)
+        self._inner = self._open(inner)
         self.behind = 0
-        if self._taken and state.get("inner") is None:
+        if self._taken and inner is None:
             self.behind, self._taken = self._taken, 0
 
     def caught_up(self) -> ShardsCursor:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeVar, get_args
 from agnoload import seeding
 from agnoload.errors import OptionError
 from agnoload.ranks import check_rank, rank_and_world
+from agnoload.saved import items, whole
 from agnoload.streams.base import ChainDataset, DerivedStream, MappedStream, Uneven, as_stream, need_length, parts_of
 from agnoload.streams.cursor import Cursor, Opening, ShardsCursor, length_or_none, num_shards_of, open_stream, shard_of
 from agnoload.words import brief
@@ -193,8 +194,8 @@ class HeadStream(DerivedStream[T_co]):
 
 class _HeadCursor(Cursor):
     def __init__(self, stream: HeadStream[Any], opening: Opening) -> None:
-        state: tuple[int, Any] = opening.state or (stream.count, None)
-        self._left, inner = state
+        state = (stream.count, None) if opening.state is None else items(opening.state, "the place in a share", 2)
+        self._left, inner = whole(state[0], "what is left of a share", stream.count), state[1]
         self._source = open_stream(stream.source, opening.inner(inner))
         self.finish = self._source.finish  # type: ignore[method-assign]
 

@@ -170,6 +170,11 @@ class StreamReader:
             drafts = []
             self._take(track, lane, size, wanted, None)
         self._take(track, lane, size, wanted + size, drafts)
+        if track.ended and track.place <= track.start - size:  # an early last batch counts as a whole one
+            raise StateError(
+                f"the stream must be the one that the state was saved of: {track.start} samples were delivered then, "
+                f"now it ends after {max(0, track.place)}"
+            )
         return wanted, drafts
 
     def _open(self, lane: int, size: int) -> _Track:
@@ -183,6 +188,8 @@ class StreamReader:
                     tell_epoch(stream)
             shards = range(lane, num_shards_of(self._stream) or 0, self._layout.lanes)
             cursor = ShardsCursor(self._stream, shards, opening)
+            if cursor.behind > at:
+                raise StateError(f"lane {lane} of a state stands behind {at} samples, yet {cursor.behind} of a shard")
             return _Track(cursor, at - cursor.behind, count)
         return _Track(open_stream(self._stream, opening), 0 if state is None else at, count)
 
