@@ -255,6 +255,8 @@ class ShardsCursor(Cursor):
         self._done = whole(done, "done", len(shards))
         self._taken = whole(taken, "taken", FARTHEST if done < len(shards) else 0)
         self._inner = self._open(inner)
+        self.opens: Callable[[], None] | None = None
+        """Called before the first sample of each shard that is begun on the way."""
         self.behind = 0
         if self._taken and inner is None:
             self.behind, self._taken = self._taken, 0
@@ -285,6 +287,8 @@ class ShardsCursor(Cursor):
             except StopIteration:
                 self._done += 1
                 self._taken = 0
+                if self.opens is not None:
+                    self.opens()
                 self._inner = self._open(None)
                 continue
             self._taken += 1

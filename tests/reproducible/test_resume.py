@@ -589,7 +589,8 @@ STREAMS = {
     "shards": Shards,
     "shuffled": lambda: Numbers().shuffle(5),
     "shuffled, with a state": lambda: Placed().shuffle(5),
-    "shuffled shards": lambda: PlainShards().shuffle(4).map(lambda x: (x, random.random(), np.random.random())),
+    "shuffled shards": lambda: Shards().shuffle(4),
+    "shuffled plain shards": lambda: PlainShards().shuffle(4).map(lambda x: (x, random.random(), np.random.random())),
     "mapped and filtered": lambda: Numbers().filter(lambda x: x[0] % 3).map(lambda x: (x, random.random())),
     "one after the other": lambda: agnoload.ChainDataset([Numbers(), Placed().map(lambda x: (*x, 0.0))]),
     "rank": lambda: Numbers().split_by_rank(1, 2),
@@ -601,6 +602,27 @@ STREAMS = {
 @pytest.mark.parametrize("name", STREAMS)
 def test_every_stream_resumes_at_every_batch(name):
     check_resume(over(STREAMS[name]))
+
+
+class Even(agnoload.IterableDataset):
+    """Shards that draw while they are read; they end and begin within batches."""
+
+    num_shards = 5
+    lanes = 2
+
+    def __init__(self, length):
+        self.length = length
+
+    def shard(self, number):
+        for place in range(self.length):
+            yield 100 * number + place, random.random(), np.random.random(), agnoload.sample_rng().random()
+
+
+@pytest.mark.parametrize("length", [5, 7])
+@pytest.mark.parametrize("batch_size", [2, 3, 4])
+@pytest.mark.parametrize("buffer_size", [3, 6])
+def test_what_shards_draw_while_they_are_read_ahead_is_the_same_after_a_resume(length, batch_size, buffer_size):
+    check_resume(lambda: DataLoader(Even(length).shuffle(buffer_size), batch_size, seed=1))
 
 
 def test_another_backend_resumes_at_every_batch():
