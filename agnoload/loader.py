@@ -614,7 +614,8 @@ class DataLoader(Generic[SampleT, BatchT]):
     def state_dict(self) -> dict[str, Any]:
         """Where the batches that were yielded end, for `load_state_dict`; `json.dumps` takes it.
 
-        Under 1 KiB for datasets with indices. After the last batch of an epoch it is the start of the next.
+        Under 1 KiB for datasets with indices. After the last batch of an epoch it is the start of the next. Of several
+        iterators it is about the one that was made last.
         """
         place = self._epochs.place
         return capture(place, self._facts(bool(place.ahead)))
@@ -623,7 +624,8 @@ class DataLoader(Generic[SampleT, BatchT]):
         """Let the next `iter` go on where `state` was taken; reads no data.
 
         Any number of workers may go on, any number of ranks at the same position, and another batch size. `StateError`
-        with both sides if dataset length, sampler or a given seed differ, or if it is no state at all.
+        with both sides if dataset length, sampler or a given seed differ, or if it is no state at all; the loader then
+        stays where it was. An iterator that is under way goes on by itself, and moves the state no more.
         """
         out_of_order = isinstance(state, Mapping) and bool(state.get("ahead"))
         place = restore(state, self._facts(out_of_order))
