@@ -170,6 +170,35 @@ def test_single_samples_are_the_same_too():
     assert load(0) == load(2)
 
 
+class Whole(Draws):
+    """One call a request: all its draws are from one generator."""
+
+    def __getitems__(self, indices):
+        rng = agnoload.sample_rng()
+        return [{"index": index, "rng": int(rng.integers(1 << 62)), "numpy": np.random.random()} for index in indices]
+
+
+def test_whole_requests_draw_the_same_from_the_first_samples_own_generator():
+    wanted = epochs(Whole(), shuffle=True, collate_fn=DrawingCollate())
+    for way in SHORT:
+        assert epochs(Whole(), shuffle=True, collate_fn=DrawingCollate(), **options_of(*way)) == wanted
+    whole, single = (columns(dataset, count=1, shuffle=True, seed=5) for dataset in (Whole(), Draws()))
+    assert whole["rng"][::4] == single["rng"][::4]
+    assert len(set(whole["rng"]) | set(single["rng"])) == 64 + 48
+
+
+def test_a_generator_is_made_once_and_set_for_each_sample():
+    class Made(Draws):
+        def __getitem__(self, index):
+            made.add(id(agnoload.sample_rng()))
+            assert agnoload.sample_rng().bit_generator is agnoload.sample_rng().bit_generator
+            return index
+
+    made = set()
+    list(DataLoader(Made(), 4))
+    assert len(made) == 1
+
+
 def test_another_batch_size_changes_no_draw_of_sample_rng():
     def draws(size):
         loader = DataLoader(Draws(), size, shuffle=True, seed=3)
@@ -257,6 +286,62 @@ def test_without_workers_too():
     script = LATE.replace("FOLDER", repr(os.path.dirname(__file__)))
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120)
     assert ran.stdout == f"['torch'] {epochs(Late(16))[0][1]['rand'][2].hex()}\n", ran.stderr
+
+
+# ---------------------------------------------------------------------------------------------- the whole grid
+
+
+class WholeStream(agnoload.IterableDataset):
+    def __iter__(self):
+        return map(Draws().__getitem__, range(22))
+
+
+class WholeShards(agnoload.IterableDataset):
+    num_shards = 7
+    lanes = 4
+
+    def shard(self, number):
+        return map(Draws().__getitem__, range(100 * number, 101 * number + 2))
+
+
+WHOLE = {
+    "map": ({"shuffle": True}, lambda: Draws(22)),
+    "batch sampler": ({"batch_sampler": [[3, 1], [2], [21, 20, 19, 0], [7, 7]]}, lambda: Draws(22)),
+    "balanced": ({"batch_sampler": agnoload.BalancedBatchSampler(np.arange(22) % 3, 6, seed=1)}, lambda: Draws(22)),
+    "stream": ({}, WholeStream),
+    "shards": ({}, WholeShards),
+    "shuffled shards": ({}, lambda: WholeShards().shuffle(3)),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["forkserver", "spawn", "fork"])
+@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.filterwarnings("ignore:.*fork:agnoload.AgnoloadWarning")
+def test_every_source_in_samples_and_collate_function_for_every_kind_of_data(method, workers):
+    for name, (options, make) in WHOLE.items():
+        wanted = epochs(make(), collate_fn=DrawingCollate(), **options)
+        way = options_of(method, workers, 2) | {"persistent_workers": True}
+        assert epochs(make(), collate_fn=DrawingCollate(), **options, **way) == wanted, name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["forkserver", "spawn", "fork"])
+@pytest.mark.filterwarnings("ignore:.*fork:agnoload.AgnoloadWarning")
+def test_a_framework_draws_the_same_for_every_start_method_and_in_streams(method):
+    torch = pytest.importorskip("torch")
+
+    class Rand(agnoload.IterableDataset):
+        def __iter__(self):
+            return ({"index": index, "rand": torch.rand(3).numpy()} for index in range(12))
+
+    def collate(samples):
+        return agnoload.default_collate(samples) | {"collated": torch.randn(2).numpy()}
+
+    stream = Rand().map(lambda sample: sample | {"mapped": torch.randn(1).numpy()})
+    wanted = epochs(stream, collate_fn=collate)
+    assert len({batch[name] for batch in chain(*wanted) for name in ("rand", "collated", "mapped")}) == 3 * 6
+    assert epochs(stream, collate_fn=collate, multiprocessing_context=method, num_workers=2) == wanted
 
 
 # ---------------------------------------------------------------------------------------------- streams
