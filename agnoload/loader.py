@@ -495,7 +495,7 @@ class DataLoader(Generic[SampleT, BatchT]):
                 place, self._stranger, options.batch_size, options.drop_last, batched=batched, rank=self._rank
             )
         if options.batch_sampler is not None:
-            return BatchPlan(place, sampler.batches(order_seed, place.epoch), sampler.is_split)
+            return BatchPlan(place, sampler.batches(order_seed, place.epoch))
         return OrderPlan(place, sampler.order(order_seed, place.epoch), options.batch_size, options.drop_last)
 
     def _new_stream_plan(self, place: Place) -> StreamPlan:

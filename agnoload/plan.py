@@ -144,11 +144,11 @@ class OrderPlan(Plan):
     """Batches cut from an order of ours; `batch_size` None means single keys."""
 
     def __init__(self, place: Place, order: Order, batch_size: int | None, drop_last: bool) -> None:
+        _check_within(place, order.end)
         self._order = order.after(place.position)
         self._size = batch_size
         self._drop_last = drop_last
         self.number = -(-place.position // ((batch_size or 1) * order.stride))
-        _check_within(place, order.reached(len(order)), order.stride)
         rest, size = self._order, batch_size or 1
         total = len(rest) - len(rest) % size if drop_last else len(rest)
         _check_ahead(place, -(-total // size), lambda count: rest.reached(min(count * size, total)))
@@ -176,10 +176,10 @@ class OrderPlan(Plan):
 class BatchPlan(Plan):
     """The batches of a batch order of ours."""
 
-    def __init__(self, place: Place, batches: BatchOrder, split: bool) -> None:
+    def __init__(self, place: Place, batches: BatchOrder) -> None:
+        _check_within(place, batches.end)
         self._batches = batches.after(place.position) if place.position else batches
         self.number = max(0, len(batches) - len(self._batches))
-        _check_within(place, batches.reached(len(batches)), place.position if split else 0)
         _check_ahead(place, len(self._batches), self._batches.reached)
         super().__init__(place)
 
@@ -191,9 +191,8 @@ class BatchPlan(Plan):
             yield Cut(batches.batch(number), batches.position(number), batches.stride, 0, reached, start=start)
 
 
-def _check_within(place: Place, total: int, slack: int) -> None:
-    """`slack`: by so much it may differ where ranks share it."""
-    if place.position > total + slack:
+def _check_within(place: Place, total: int) -> None:
+    if place.position > total:
         raise StateError(f"position {place.position} of the state lies beyond the {total} samples of the epoch")
 
 

@@ -194,6 +194,10 @@ class RankOrder(Order):
     def reached(self, count: int) -> int:
         return self.rest.reached(count * self.world)
 
+    @property
+    def end(self) -> int:
+        return self.whole.end
+
     def after(self, position: int) -> Order:
         return RankOrder(self.whole, self.rest.after(position), self.rank, self.world, self.tail)
 
@@ -223,6 +227,10 @@ class RankBatchOrder(BatchOrder):
 
     def reached(self, number: int) -> int:
         return self._position(number * self.world)
+
+    @property
+    def end(self) -> int:
+        return self.whole.end
 
     def after(self, position: int) -> BatchOrder:
         return RankBatchOrder(self.whole, self.rest.after(position), self.rank, self.world, self.tail)

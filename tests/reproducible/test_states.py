@@ -76,6 +76,15 @@ LOADERS = {
     "shuffled": lambda: DataLoader(range(13), 3, shuffle=True),
     "without batches": lambda: DataLoader(range(13), None, shuffle=True),
     "one rank": lambda: DataLoader(range(13), 2, sampler=agnoload.DistributedSampler(range(13), 2, 1)),
+    "rank of batches": lambda: DataLoader(
+        range(13),
+        batch_sampler=agnoload.DistributedSampler(
+            agnoload.BalancedBatchSampler(np.arange(13) % 2, 2), 2, 1, tail="drop"
+        ),
+    ),
+    "batches of a rank": lambda: DataLoader(
+        range(13), batch_sampler=agnoload.BatchSampler(agnoload.DistributedSampler(range(13), 2, 1), 2, drop_last=True)
+    ),
     "balanced": lambda: DataLoader(range(13), batch_sampler=agnoload.BalancedBatchSampler(np.arange(13) % 2, 4)),
     "buckets": lambda: DataLoader(range(13), batch_sampler=agnoload.BucketBatchSampler(range(1, 14), max_tokens=20)),
     "generator": lambda: DataLoader(range(13), 3, shuffle=True, generator=random.Random(4)),
@@ -187,3 +196,136 @@ def test_a_state_with_some_odd_values_is_refused_or_gone_on_from(name, data):
         path = data.draw(st.sampled_from(list(places(state))[1:] or [()]))
         state = changed(state, path, data.draw(values))
     goes_on(make, state, state)
+
+
+REFUSED = {
+    "a list": (lambda state: [state], r"the dict that state_dict\(\) gave, got list"),
+    "text": (json.dumps, r"the dict that state_dict\(\) gave, got str"),
+    "nothing": (lambda state: None, r"got NoneType"),
+    "no version": (lambda state: changed(state, ["version"], GONE), r"without a version"),
+    "another version": (lambda state: state | {"version": 2}, r"version 1, got version 2"),
+    "a bool for a version": (lambda state: state | {"version": True}, r"version 1, got version True"),
+    "an unknown field": (lambda state: state | {"more": 1}, r"have the fields .*position.* only, got more"),
+    "no position": (lambda state: changed(state, ["position"], GONE), r"position .* non-negative int.*got None"),
+    "a bool for a position": (lambda state: state | {"position": True}, r"position .*non-negative int.*got True"),
+    "a float for a position": (lambda state: state | {"position": 3.0}, r"position .*non-negative int.*got 3\.0"),
+    "no number": (lambda state: state | {"epoch": float("nan")}, r"epoch .*non-negative int.*got nan"),
+    "a negative position": (lambda state: state | {"position": -3}, r"position .*non-negative int.*got -3"),
+    "a huge position": (
+        lambda state: state | {"position": 2**63},
+        r"position .*below 2\*\*63.*got 92233",
+    ),
+    "a position beyond the end": (lambda state: state | {"position": 14}, r"position 14 .* beyond the 13 samples"),
+    "a bool for an epoch": (lambda state: state | {"epoch": False}, r"epoch .*got False"),
+    "text for a seed": (lambda state: state | {"seed": "2"}, r"seed .*got '2'"),
+    "another seed": (lambda state: state | {"seed": 3}, r"saved with seed 3, .* given seed 2"),
+    "facts that are none": (lambda state: state | {"facts": 5}, r"facts .* dict, got 5"),
+    "another length": (lambda state: changed(state, ["facts", "length"], 14), r"length 14, .* has 13"),
+    "a float for a length": (lambda state: changed(state, ["facts", "length"], 13.0), r"length 13\.0, .* has 13"),
+    "an unknown fact": (lambda state: changed(state, ["facts", "more"], 1), r"more 1, .* has None"),
+    "garbage in a fact": (
+        lambda state: changed(state, ["facts", "sampler"], {"a": [[{}]]}),
+        r"sampler \{'a'.* has 'S",
+    ),
+    "seeds of a generator": (lambda state: state | {"drawn": 3}, r"drawn .* 0 without a generator, got 3"),
+    "begun, or not": (lambda state: state | {"begun": 1}, r"begun .* bool, got 1"),
+    "within an epoch that has not begun": (
+        lambda state: state | {"begun": False},
+        r"must stand at position 0",
+    ),
+    "a stream": (lambda state: state | {"stream": {}}, r"where a stream stands, but this loader has none"),
+    "a sampler": (lambda state: state | {"sampler": {"sum": 1}}, r"where a sampler stands, but this loader has none"),
+    "text ahead": (lambda state: state | {"ahead": "ab"}, r"batch_size None, .* has 3"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_refusal_says_what_must_hold_and_what_came(name):
+    change, words = REFUSED[name]
+    loader = DataLoader(range(13), 3, seed=2)
+    batches = iter(loader)
+    next(batches)
+    state = json.loads(json.dumps(loader.state_dict()))
+    with pytest.raises(StateError, match=words):
+        loader.load_state_dict(change(state))
+    assert loader.state_dict() == state
+    assert [batch.tolist() for batch in batches] == [[3, 4, 5], [6, 7, 8], [9, 10, 11], [12]]
+
+
+AHEAD = [
+    "ab", 5, [1], [[6]], [[6, "9"]], [[6, 9, 12]], [[9, 6]], [[6, 6]], [[0, 3]], [[6, 9], [9, 12]], [[9, 12], [6, 9]],
+    [[6, True]], [[6, 10]], [[5, 9]], [[6, 15]], [[6, 2**63]],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("ahead", AHEAD, ids=repr)
+def test_what_was_delivered_ahead_must_be_whole_batches_behind_the_position(ahead):
+    loader = DataLoader(range(13), 3, seed=2)
+    next(iter(loader))
+    state = out_of_order(loader, loader.state_dict())
+    loader.load_state_dict(state)
+    assert [batch.tolist() for batch in loader] == [[3, 4, 5], [12]]
+    with pytest.raises(StateError, match=r"ahead|out of order|lies beyond"):
+        loader.load_state_dict(state | {"ahead": ahead})
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("stream", [Count, Placed, Shards])
+@pytest.mark.filterwarnings("ignore::agnoload.AgnoloadWarning")
+def test_a_stream_that_is_shorter_than_its_state_is_told(stream, workers):
+    loader = DataLoader(stream(), 3)
+    next(iter(loader))
+    state = json.loads(json.dumps(loader.state_dict()))
+    state["stream"]["lanes"][0] = [30, 0, None]
+    with DataLoader(stream(), 3, num_workers=workers) as again:
+        again.load_state_dict(state)
+        with pytest.raises(StateError, match=r"30 samples were delivered then, now it ends after \d+"):
+            list(again)
+
+
+STREAMED = {
+    "kind": "pile", "lanes": [[3, 4, None]], "turn": -1, "merged": True, "ahead": [[0, 4]], "size": 0, "world": "1",
+    "share": [True, 1], "shards": 2, "more": 1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("field", STREAMED)
+def test_the_place_of_a_stream_is_looked_through_when_it_is_loaded(field):
+    loader = DataLoader(Count(), 3, num_workers=2)
+    with loader:
+        next(iter(loader))
+        state = json.loads(json.dumps(loader.state_dict()))
+    with pytest.raises(StateError):
+        loader.load_state_dict(changed(state, ["stream", field], STREAMED[field]))
+    with pytest.raises(StateError, match="stream"):
+        loader.load_state_dict(changed(state, ["stream"], GONE))
+    assert loader.state_dict() == state
+
+
+def test_what_user_code_raises_when_it_gets_its_state_is_the_cause():
+    loader = DataLoader(Placed(), 3)
+    next(iter(loader))
+    state = json.loads(json.dumps(loader.state_dict()))
+    state["stream"]["lanes"][0][2] = {"place": 99}
+    again = DataLoader(Placed(), 3)
+    again.load_state_dict(state)
+    with pytest.raises(StateError, match=r"Placed must take .*\{'place': 99\}.* raised LookupError: 99") as caught:
+        next(iter(again))
+    assert isinstance(caught.value.__cause__, LookupError)
+
+
+END = {"shuffled": 13, "one rank": 13, "rank of batches": 14, "batches of a rank": 13, "balanced": 16, "buckets": 13}
+
+
+@pytest.mark.parametrize("name", END)
+def test_a_position_beyond_the_end_is_refused_and_the_end_itself_is_the_next_epoch(name):
+    make = LOADERS[name]
+    state = make().state_dict()
+    end = END[name]
+    loader = make()
+    loader.load_state_dict(state | {"position": end})
+    assert len(list(loader)) == len(make())
+    assert loader.epoch == 2
+    for position in (end + 1, end + 2, 10**6):
+        with pytest.raises(StateError, match=rf"position {position} .* beyond the {end} samples"):
+            make().load_state_dict(state | {"position": position})
