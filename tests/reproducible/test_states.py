@@ -302,6 +302,13 @@ def test_the_place_of_a_stream_is_looked_through_when_it_is_loaded(field):
     assert loader.state_dict() == state
 
 
+def test_a_number_of_shards_of_another_kind_is_refused():
+    loader = DataLoader(Shards(), 3)
+    next(iter(loader))
+    with pytest.raises(StateError, match=r"number of shards: 5\.0 was saved, here is 5"):
+        loader.load_state_dict(changed(loader.state_dict(), ["stream", "shards"], 5.0))
+
+
 def test_what_user_code_raises_when_it_gets_its_state_is_the_cause():
     loader = DataLoader(Placed(), 3)
     next(iter(loader))
