@@ -12,11 +12,12 @@ from agnoload import plugins
 from agnoload.errors import OptionError, StateError
 from agnoload.foreign import Stranger
 from agnoload.loop import Progress
-from agnoload.samplers.sampler import SeededSampler, draw_from, effective_seed
-from agnoload.seeding import check_seed, draw_seed
-from agnoload.state import LARGEST, Place, Seeds
+from agnoload.samplers.sampler import SeededSampler, effective_seed
+from agnoload.saved import LARGEST
+from agnoload.seeding import check_seed, draw_from, draw_seed, no_generator
+from agnoload.state import Place, Seeds
 
-_KINDS = (int, np.integer, np.random.Generator, np.random.RandomState, random.Random)
+_KINDS = (np.random.Generator, np.random.RandomState, random.Random)
 
 
 class Epochs:
@@ -43,6 +44,14 @@ class Epochs:
     def place(self) -> Place:
         """Where the data that was yielded ends."""
         return self._next if self._progress is None else self._progress.place
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is running, else the one that the next iterator begins."""
+        progress = self._progress
+        if progress is not None and progress.over and progress.asked:
+            return progress.epoch + 1
+        return self.place.epoch
 
     def twin(self) -> Epochs:
         """Others, that begin where these stand and do not advance the generator: for measurements."""
@@ -95,6 +104,9 @@ class Epochs:
     def check(self, place: Place) -> None:
         """`StateError` if a seed that was given is not the one that a state was saved with."""
         seeds, given = place.seeds, self._given
+        if bool(seeds.drawn) != (self._numbers is not None) and (seeds.drawn or place.begun):
+            wanted = "0 without a generator" if self._numbers is None else "1 or more with a generator"
+            raise StateError(f"drawn in a state must be {wanted}, got {seeds.drawn}")
         if given is not None and seeds.samples != given:
             raise StateError(f"this state was saved with seed {seeds.samples}, but this loader was given seed {given}")
         order = self._sampler.seed if isinstance(self._sampler, SeededSampler) else None
@@ -121,17 +133,15 @@ class Numbers:
     def __init__(self, generator: Any) -> None:
         self._generator = generator
         self._drawn: list[int] = []
-        kind = type(generator)
-        frameworks = {backend.framework for backend in plugins.loaded_backends()}
-        if not (isinstance(generator, _KINDS) or kind.__module__.partition(".")[0] in frameworks):
-            raise _refused(kind)
         if isinstance(generator, (int, np.integer)):
-            check_seed(generator, "generator")
+            draw_from(generator)
+        elif not (isinstance(generator, _KINDS) or plugins.gives_seeds(generator)):
+            raise no_generator(generator)
 
     def number(self, place: int) -> int:
         """The seed at a place in the sequence."""
         while len(self._drawn) <= place:
-            self._drawn.append(_draw(self._generator))
+            self._drawn.append(draw_from(self._generator))
         return self._drawn[place]
 
     def align(self, seeds: Seeds) -> None:
@@ -152,19 +162,3 @@ class Numbers:
             self.number(last)
         else:
             self._drawn = [*self._drawn[:last], *([0] * (last - len(self._drawn))), seeds.samples]
-
-
-def _draw(generator: Any) -> int:
-    seed = draw_from(generator)
-    if seed is None:
-        seed = plugins.seed_from(generator)
-    if seed is None:
-        raise _refused(type(generator))
-    return seed
-
-
-def _refused(kind: type) -> OptionError:
-    return OptionError(
-        "generator must be an int, a generator of NumPy's or Python's, or one of an installed backend's framework, got "
-        f"{kind.__module__}.{kind.__qualname__}"
-    )

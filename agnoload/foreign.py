@@ -22,7 +22,9 @@ from agnoload.generators import Private
 from agnoload.plan import BLOCK, Cut, Plan, key_of, keys_of
 from agnoload.protocols import Stateful
 from agnoload.samplers.sampler import SeededSampler
+from agnoload.saved import whole
 from agnoload.state import Place
+from agnoload.streams import go_back
 
 DEPTH = 8
 """A sampler in a sampler in a sampler: so far we look."""
@@ -180,18 +182,18 @@ class ForeignPlan(Plan):
     def _open(self) -> Iterator[Any]:
         """Begin the epoch, or let the sampler go back to where it stood."""
         stranger, holder, position = self._stranger, self._stateful, self.place.position
-        saved = _checked(self.place.sampler, position)
+        saved = checked(self.place.sampler, position)
         border = "state" in saved and not position  # what it said behind its last batch: it may or may not begin anew
         if border and holder is not None:
-            holder.load_state_dict(copy.deepcopy(saved["state"]))
+            go_back(holder, saved["state"])
         stranger.tell(self.place.seeds.order, self.epoch)
         if holder is not None and position and "state" in saved:
-            holder.load_state_dict(copy.deepcopy(saved["state"]))
+            go_back(holder, saved["state"])
         iterator: Iterator[Any] = iter(stranger.sampler)
         if holder is None and isinstance(iterator, Stateful):
             self._stateful = holder = iterator
             if position and "state" in saved:
-                iterator.load_state_dict(copy.deepcopy(saved["state"]))
+                go_back(iterator, saved["state"])
         if saved and ("state" in saved) != (holder is not None):
             has = ("without", "with") if holder is not None else ("with", "without")
             raise StateError(
@@ -228,18 +230,20 @@ class ForeignPlan(Plan):
             )
 
     def _within(self, found: int) -> None:
-        if found < self.place.position:
-            raise StateError(
-                f"position {self.place.position} of the state lies beyond the {found} samples that the sampler gives"
-            )
+        place = self.place
+        wanted = place.ahead[-1][1] if place.ahead else place.position
+        if found < wanted:
+            raise StateError(f"position {wanted} of the state lies beyond the {found} samples that the sampler gives")
 
 
-def _checked(saved: Any, position: int) -> dict[str, Any]:
+def checked(saved: Any, position: int) -> dict[str, Any]:
     """What a state holds of a sampler."""
     if saved is None and not position:
         return {}
     if not isinstance(saved, dict) or set(saved) not in ({"state"}, {"sum"}):
         raise StateError(f"sampler in a state must be a dict of 'state' or of 'sum', got {saved!r:.200}")
+    if "sum" in saved:
+        whole(saved["sum"], "the check sum of a sampler")
     return saved
 
 

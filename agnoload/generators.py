@@ -6,11 +6,8 @@ loads a batch, or when. In a worker they are the worker's own; inline the user's
 
 from __future__ import annotations
 
-import _random
-import ctypes
 import random
 import struct
-import sys
 import zlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
@@ -18,51 +15,10 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from agnoload import plugins
+from agnoload.memory import normal_of, twister_of_numpy, twister_of_python
 from agnoload.protocols import Backend
 from agnoload.reach import within_reach
 from agnoload.seeding import Purpose, Rewinder, SampleContext
-
-_BLOCK = 625 * 4
-_WORDS = 624 * 4
-
-
-class Twister:
-    """The memory of one Mersenne Twister, 624 words and a place among them, read and written directly.
-
-    Through Python that takes 10 to 30 microseconds, as a copy of the bytes 0.3.
-    """
-
-    def __init__(self, address: int, place_first: bool) -> None:
-        self._address = address
-        self._words = address + 4 if place_first else address
-        self._place = ctypes.c_int.from_address(address if place_first else address + _WORDS)
-
-    def read(self) -> bytes:
-        return ctypes.string_at(self._address, _BLOCK)
-
-    def write(self, block: bytes) -> None:
-        ctypes.memmove(self._address, block, _BLOCK)
-
-    def fill(self, philox: np.random.Philox) -> None:
-        """New words, from what a generator gives next."""
-        ctypes.memmove(self._words, philox.random_raw(_WORDS // 8).tobytes(), _WORDS)
-        self._place.value = 624
-
-
-def _twister_of_python(generator: random.Random) -> Twister | None:
-    """Where CPython keeps the state of a `random.Random`; None where it is not found."""
-    if sys.implementation.name != "cpython":
-        return None
-    words = random.Random.getstate(generator)[1]
-    block = struct.pack("=625I", words[624], *words[:624])
-    offset = ctypes.string_at(id(generator), _random.Random.__basicsize__).find(block)
-    return None if offset < 0 else Twister(id(generator) + offset, place_first=True)
-
-
-def _twister_of_numpy(source: Any) -> Twister | None:
-    if type(source) is not np.random.MT19937:
-        return None
-    return Twister(source.ctypes.state_address, place_first=False)
 
 
 class Settable(Protocol):
@@ -80,11 +36,12 @@ class PythonGenerator:
 
     def __init__(self, generator: random.Random) -> None:
         self._generator = generator
-        self._twister = _twister_of_python(generator)
+        self._twister = twister_of_python(generator)
 
     def seed(self, philox: np.random.Philox) -> None:
         if self._twister is None:
-            self._generator.seed(int.from_bytes(philox.random_raw(2).tobytes(), "little"))
+            words = struct.unpack("=624I", philox.random_raw(312).tobytes())
+            self._generator.setstate((3, (*words, 624), None))
             return
         self._generator.gauss_next = None  # type: ignore[attr-defined]
         self._twister.fill(philox)
@@ -103,18 +60,17 @@ class PythonGenerator:
 
 
 class NumpyGenerator:
-    """A NumPy bit generator, and the `RandomState` around it if there is one, which may hold back a normal number.
-
-    Whether it does is found by drawing one: if the bit generator has not moved, it was the one held back.
-    """
+    """A NumPy bit generator, and the `RandomState` around it if there is one, which may hold back a normal number."""
 
     def __init__(self, source: Any, around: np.random.RandomState | None = None) -> None:
         self._source = source
         self._around = around
-        self._twister = _twister_of_numpy(source)
+        self._twister = twister_of_numpy(source)
+        self._held = None if around is None else normal_of(around) or _Normal(around)
 
     def seed(self, philox: np.random.Philox) -> None:
-        self._release()
+        if self._held is not None:
+            self._held.forget()
         if self._twister is not None:
             self._twister.fill(philox)
         elif type(self._source) is np.random.PCG64:
@@ -126,43 +82,35 @@ class NumpyGenerator:
             self._source.state = type(self._source)(words).state
 
     def save(self) -> Any:
-        before = self._bits()
-        held = self._release()
-        return before, held
+        bits = self._source.state if self._twister is None else self._twister.read()
+        return bits, None if self._held is None else self._held.read()
 
     def restore(self, state: Any) -> None:
         bits, held = state
-        self._release()
-        if held is not None:
-            self._hold(bits, held)
-        elif self._twister is None:
+        if self._held is not None:
+            self._held.write(held)
+        if self._twister is None:
             self._source.state = bits
         else:
             self._twister.write(bits)
 
-    def _bits(self) -> Any:
-        return self._source.state if self._twister is None else self._twister.read()
 
-    def _release(self) -> float | None:
-        """Draw the normal number that is held back, and give it; the bit generator may move."""
-        if self._around is None:
-            return None
-        before = self._bits()
-        drawn = self._around.standard_normal()
-        if _equal(before, self._bits()):
-            return drawn
-        self._around.standard_normal()  # the second one of the pair that has just been made
-        return None
+class _Normal:
+    """What `memory.Normal` does, through the methods of a `RandomState`; slower."""
 
-    def _hold(self, bits: Any, held: float) -> None:
-        if self._twister is not None:  # quicker than to ask for its state, and to set that of an array
-            *key, place = struct.unpack("=625I", bits)
-            bits = {"bit_generator": "MT19937", "state": {"key": key, "pos": place}}
-        self._around.set_state(bits | {"has_gauss": 1, "gauss": held})  # type: ignore[union-attr]
+    def __init__(self, generator: np.random.RandomState) -> None:
+        self._generator = generator
 
+    def read(self) -> dict[str, Any]:
+        state: Any = self._generator.get_state(legacy=False)
+        return {"has_gauss": state["has_gauss"], "gauss": state["gauss"]}
 
-def _equal(one: Any, other: Any) -> bool:
-    return repr(one) == repr(other) if isinstance(one, dict) else bool(one == other)
+    def write(self, held: Mapping[str, Any]) -> None:
+        state: Any = self._generator.get_state(legacy=False)
+        self._generator.set_state({**state, **held})
+
+    def forget(self) -> None:
+        self.write({"has_gauss": 0, "gauss": 0.0})
 
 
 class BackendGenerator:
@@ -195,6 +143,9 @@ class ProcessGenerators:
         self._python = PythonGenerator(random.getstate.__self__)  # type: ignore[attr-defined]
         self._lent: Any = np.random.MT19937(0)
         self._numpy = NumpyGenerator(self._lent)
+        own = _numpys_own()
+        self._held = normal_of(own) or _Normal(own)
+        self._backends: tuple[Backend, ...] = ()
 
     def seed(self, rewinder: Rewinder, context: SampleContext) -> None:
         """Put all of them into the state of the request that `context` stands in."""
@@ -204,22 +155,31 @@ class ProcessGenerators:
         np.random.set_bit_generator(self._lent)  # type: ignore[attr-defined]  # and forget a normal number held back
         self._numpy.seed(philox)
         number = int(philox.random_raw())  # one for all: who else is loaded here must change nothing
-        for backend in plugins.loaded_backends():
+        self._backends = plugins.loaded_backends()
+        for backend in self._backends:
             backend.seed(number)
 
-    def save(self) -> Any:
-        """All their states, for `restore`; a normal number that `np.random` holds back is taken out of it."""
-        source = np.random.get_bit_generator()  # type: ignore[attr-defined]
-        numpy = NumpyGenerator(source, _numpys_own())
+    def missed(self) -> list[Backend]:
+        """Whose frameworks have been imported since `seed`, and drawn from already."""
         backends = plugins.loaded_backends()
-        return self._python.save(), source, numpy, numpy.save(), [(b, b.rng_state()) for b in backends]
+        if backends is self._backends:
+            return []
+        return [backend for backend in backends if backend not in self._backends and backend.drawn()]
+
+    def save(self) -> Any:
+        """All their states, for `restore`."""
+        source = np.random.get_bit_generator()  # type: ignore[attr-defined]
+        bits = self._numpy.save() if source is self._lent else None  # the user's own is not touched
+        backends = [(backend, backend.rng_state()) for backend in plugins.loaded_backends()]
+        return self._python.save(), source, bits, self._held.read(), backends
 
     def restore(self, state: Any) -> None:
-        python, source, numpy, numpys, backends = state
+        python, source, bits, held, backends = state
         self._python.restore(python)
-        if np.random.get_bit_generator() is not source:  # type: ignore[attr-defined]
-            np.random.set_bit_generator(source)  # type: ignore[attr-defined]
-        numpy.restore(numpys)
+        np.random.set_bit_generator(source)  # type: ignore[attr-defined]
+        if bits is not None:
+            self._numpy.restore(bits)
+        self._held.write(held)
         for backend, states in backends:
             backend.set_rng_state(states)
 
@@ -379,11 +339,13 @@ class RequestGenerators:
             return
         if not self._own:
             self._saved = self._save()
-        self.seed()
+        self._seed()
 
     def __exit__(self, *error: object) -> None:
-        if not self._shared and not self._own:
-            self._restore(self._saved)
+        if not self._shared:
+            self._tell_missed()
+            if not self._own:
+                self._restore(self._saved)
         if not self._looked_again:
             self._looked_again = True
             self.find()
@@ -402,10 +364,21 @@ class RequestGenerators:
 
     def seed(self) -> None:
         """Put all generators into the state of the request, or of the batch, that the context stands in."""
+        self._context.made = None
+        if not self._shared:
+            self._tell_missed()
+            self._seed()
+
+    def _tell_missed(self) -> None:
+        self.notices += (
+            f"{backend.framework} was first imported while a batch was loaded, so what was drawn from its global "
+            "generator for that batch does not follow from the loader's seed. Import it where the dataset is defined"
+            for backend in self._process.missed()
+        )
+
+    def _seed(self) -> None:
         context, rewinder = self._context, self._context.rewinder
         context.made = None
-        if self._shared:
-            return
         self._process.seed(rewinder, context)
         for sub_key, kept in self._kept:
             rewinder.rewind(

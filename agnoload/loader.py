@@ -26,9 +26,9 @@ from agnoload.auto import ENOUGH, Choice, adjusted, choose_for_stream, choose_wo
 from agnoload.cores import usable_cores, usable_memory
 from agnoload.datasets import find_caches, find_large_lists
 from agnoload.epochs import Epochs
-from agnoload.errors import DatasetNotPicklable, OptionError, warn
+from agnoload.errors import DatasetNotPicklable, OptionError, StateError, warn
 from agnoload.fetch import Fetcher
-from agnoload.foreign import ForeignPlan, Stranger
+from agnoload.foreign import ForeignPlan, Stranger, checked
 from agnoload.generators import Watch
 from agnoload.journal import Journal
 from agnoload.loop import PLACED_AHEAD, LoaderIterator
@@ -344,8 +344,16 @@ class DataLoader(Generic[SampleT, BatchT]):
 
     @property
     def epoch(self) -> int:
-        """The epoch that the next `iter` begins, or that is running."""
-        return self._epochs.place.epoch
+        """The epoch that is running, or that the next `iter` begins: after a `break` that is the one after it.
+
+        The state is still that of the epoch that was left, so it goes on within it.
+
+        >>> loader = DataLoader(range(10), 4)
+        >>> for batch in loader: break
+        >>> loader.epoch, loader.state_dict()["epoch"]
+        (1, 0)
+        """
+        return self._epochs.epoch
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next `iter` begin this epoch; not needed for epochs to differ.
@@ -410,7 +418,8 @@ class DataLoader(Generic[SampleT, BatchT]):
     def steps(self, n: int) -> LoaderIterator[BatchT]:
         """Iterate `n` batches, across the ends of epochs without a gap; no batch spans two epochs.
 
-        An epoch that has no batch ends it before.
+        As with `iter`, the first of them is the first of an epoch, unless a state was loaded. `OptionError` once an
+        epoch comes that has no batch at all.
 
         >>> [len(batch) for batch in DataLoader(range(10), 4).steps(5)]
         [4, 4, 2, 4, 4]
@@ -475,7 +484,7 @@ class DataLoader(Generic[SampleT, BatchT]):
                 return RandomSampler(options.dataset) if len(options.dataset) else SequentialSampler(options.dataset)
             return SequentialSampler(options.dataset)
         if isinstance(sampler, SeededSampler):
-            sampler.settle(plugins.seed_from, world)
+            sampler.settle(world)
         wanted = getattr(sampler, "data_length", None)
         if wanted is not None and wanted != len(options.dataset):
             raise OptionError(
@@ -495,13 +504,13 @@ class DataLoader(Generic[SampleT, BatchT]):
                 place, self._stranger, options.batch_size, options.drop_last, batched=batched, rank=self._rank
             )
         if options.batch_sampler is not None:
-            return BatchPlan(place, sampler.batches(order_seed, place.epoch), sampler.is_split)
+            return BatchPlan(place, sampler.batches(order_seed, place.epoch))
         return OrderPlan(place, sampler.order(order_seed, place.epoch), options.batch_size, options.drop_last)
 
-    def _stream_plan(self, place: Place) -> StreamedPlan:
+    def _new_stream_plan(self, place: Place) -> StreamPlan:
         options = self._options
         workers = self.num_workers
-        plan = StreamPlan(
+        return StreamPlan(
             options.dataset,
             size=options.batch_size or 1,
             workers=workers,
@@ -510,6 +519,9 @@ class DataLoader(Generic[SampleT, BatchT]):
             rank=self._rank,
             state=place.stream,
         )
+
+    def _stream_plan(self, place: Place) -> StreamedPlan:
+        options, workers, plan = self._options, self.num_workers, self._new_stream_plan(place)
         if plan.replays:
             self._say_once(
                 "the stream has no state_dict of its own, so resuming replays it: it reads it again from the start of "
@@ -612,7 +624,8 @@ class DataLoader(Generic[SampleT, BatchT]):
     def state_dict(self) -> dict[str, Any]:
         """Where the batches that were yielded end, for `load_state_dict`; `json.dumps` takes it.
 
-        Under 1 KiB for datasets with indices. After the last batch of an epoch it is the start of the next.
+        Under 1 KiB for datasets with indices. After the last batch of an epoch it is the start of the next. Of several
+        iterators it is about the one that was made last.
         """
         place = self._epochs.place
         return capture(place, self._facts(bool(place.ahead)))
@@ -621,14 +634,33 @@ class DataLoader(Generic[SampleT, BatchT]):
         """Let the next `iter` go on where `state` was taken; reads no data.
 
         Any number of workers may go on, any number of ranks at the same position, and another batch size. `StateError`
-        with both sides if dataset length, sampler or a given seed differ, or if it is no state at all.
+        with both sides if dataset length, sampler or a given seed differ, or if it is no state at all; the loader then
+        stays where it was. An iterator that is under way goes on by itself, and moves the state no more.
         """
         out_of_order = isinstance(state, Mapping) and bool(state.get("ahead"))
         place = restore(state, self._facts(out_of_order))
         self._epochs.check(place)
         # What comes of a position shows here already; a stranger's sampler is not touched before it is needed.
-        self._restored = self._plan(place) if is_transparent(self._sampler) and place.begun else None
+        restored = None
+        transparent = is_transparent(self._sampler)
+        if self._options.stream:
+            self._check_absent("sampler", place.sampler)
+            if place.position and place.stream is None:
+                raise StateError(f"the state of a stream at position {place.position} must say where the stream stands")
+            self._new_stream_plan(place)
+        else:
+            self._check_absent("stream", place.stream)
+            if transparent:
+                self._check_absent("sampler", place.sampler)
+                restored = self._plan(place) if place.begun else None
+            else:
+                checked(place.sampler, place.position)
         self._epochs.restore(place)
+        self._restored = restored
+
+    def _check_absent(self, name: str, saved: Any) -> None:
+        if saved is not None:
+            raise StateError(f"this state says where a {name} stands, but this loader has none such: {saved!r:.200}")
 
     def _facts(self, out_of_order: bool) -> dict[str, Any]:
         """What must be equal for a state to fit."""

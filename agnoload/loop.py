@@ -12,7 +12,7 @@ from functools import partial
 from itertools import count
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from agnoload.errors import AgnoloadError, LoaderClosed, SampleStopped, add_note
+from agnoload.errors import AgnoloadError, LoaderClosed, OptionError, SampleStopped, add_note
 from agnoload.journal import Journal
 from agnoload.messages import EMPTY, Reply, Request
 from agnoload.plan import Cut, Plan
@@ -248,8 +248,7 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
         window, pool = self._window, self._pool
         while True:
             if self._barren is not None and self._chained:
-                self._over_early(self._barren)
-                return None  # whatever was asked for of the next one
+                raise self._too_few(self._barren)  # whatever was asked for of the next one
             self._issue()
             popped = window.pop()
             if popped is not None:
@@ -275,17 +274,23 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
                     raise self._stuck
                 if self._yielded or not self._plan.resumed:
                     self._judge()
-                    if self._to_issue or not self._chained:
-                        self._over_early(self._plan.epoch)
+                    if self._to_issue:
+                        raise self._too_few(self._plan.epoch)
+                    self._look_back()
                     return None
                 self._plan = self._next_plan(self._plan.end())  # the state was one of the very end
                 continue
             self._receive()
 
-    def _over_early(self, epoch: int) -> None:
-        """An epoch without a batch ends all; if there were some before it, that is worth a word."""
-        if self._chained and self._yielded:
-            self._say(f"epoch {epoch} gave no batch, so steps({self._limit}) ends before it")
+    def _too_few(self, epoch: int) -> OptionError:
+        return OptionError(
+            f"steps({self._limit}) needs a batch in every epoch, but epoch {epoch} has none after {self._yielded} "
+            "steps: the dataset (or this rank's share of it) is empty, drop_last or on_error leaves nothing of it, or "
+            "it is a stream that can be read only once"
+        )
+
+    def _look_back(self) -> None:
+        """At the end of an epoch without a batch: whether there were some in one before."""
         if not self._yielded and not self._plan.foreseen and self._recorder.sums().batches:
             self._say(
                 "the stream gives nothing any more, though it gave batches in an epoch before: one that can be "

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -144,11 +146,14 @@ class OrderPlan(Plan):
     """Batches cut from an order of ours; `batch_size` None means single keys."""
 
     def __init__(self, place: Place, order: Order, batch_size: int | None, drop_last: bool) -> None:
+        _check_within(place, order.end)
         self._order = order.after(place.position)
         self._size = batch_size
         self._drop_last = drop_last
         self.number = -(-place.position // ((batch_size or 1) * order.stride))
-        _check_within(place.position, order.reached(len(order)), order.stride)
+        rest, size = self._order, batch_size or 1
+        total = len(rest) - len(rest) % size if drop_last else len(rest)
+        _check_ahead(place, -(-total // size), lambda count: rest.reached(min(count * size, total)))
         super().__init__(place)
 
     def _cuts(self, position: int) -> Iterator[Cut]:
@@ -173,10 +178,11 @@ class OrderPlan(Plan):
 class BatchPlan(Plan):
     """The batches of a batch order of ours."""
 
-    def __init__(self, place: Place, batches: BatchOrder, split: bool) -> None:
+    def __init__(self, place: Place, batches: BatchOrder) -> None:
+        _check_within(place, batches.end)
         self._batches = batches.after(place.position) if place.position else batches
         self.number = max(0, len(batches) - len(self._batches))
-        _check_within(place.position, batches.reached(len(batches)), place.position if split else 0)
+        _check_ahead(place, len(self._batches), self._batches.reached)
         super().__init__(place)
 
     def _cuts(self, position: int) -> Iterator[Cut]:
@@ -187,10 +193,21 @@ class BatchPlan(Plan):
             yield Cut(batches.batch(number), batches.position(number), batches.stride, 0, reached, start=start)
 
 
-def _check_within(position: int, total: int, slack: int) -> None:
-    """`slack`: by so much it may differ where ranks share it."""
-    if position > total + slack:
-        raise StateError(f"position {position} of the state lies beyond the {total} samples of the epoch")
+def _check_within(place: Place, total: int) -> None:
+    if place.position > total:
+        raise StateError(f"position {place.position} of the state lies beyond the {total} samples of the epoch")
+
+
+def _check_ahead(place: Place, batches: int, reached: Callable[[int], int]) -> None:
+    """What was delivered ahead must be whole batches; `reached` says where a number of them ends."""
+    for border in chain(*place.ahead):
+        number = bisect_left(range(batches + 1), border, key=lambda count: reached(count) if count else place.position)
+        if number > batches or border != (reached(number) if number else place.position):
+            raise StateError(
+                "a state saved out of order goes on with the same batches only: positions "
+                f"{', '.join(f'{start} to {stop - 1}' for start, stop in place.ahead)} were delivered, but no batch of "
+                f"this loader begins or ends at {border}"
+            )
 
 
 def keys_of(batch: Any) -> Any:

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from agnoload.collate import set_to_numpy
 from agnoload.errors import AgnoloadError, AgnoloadWarning, BackendUnavailable, OptionError
 from agnoload.protocols import Backend, missing_framework
+from agnoload.seeding import set_seed_from
 from agnoload.transport.byvalue import Packed, set_packer
 
 if TYPE_CHECKING:
@@ -196,6 +197,22 @@ def seed_from(generator: Any) -> int | None:
         if number is not None:
             return number
     return None
+
+
+set_seed_from(seed_from)
+
+
+def gives_seeds(thing: Any) -> bool:
+    """Whether `seed_from` can draw from a thing; it stays as it is."""
+    for backend in loaded_backends():
+        undo = backend.reseed(thing, 0)
+        try:
+            if backend.seed_from(thing) is not None:
+                return True
+        finally:
+            if undo is not None:
+                undo()
+    return False
 
 
 def rank_and_world(backend: Backend) -> tuple[int, int] | None:

@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 
 from agnoload.errors import StateError
 from agnoload.messages import Tally
+from agnoload.saved import items, whole
 
 VERSION = 1
-LARGEST = (1 << 63) - 1
-"""No epoch and no position is larger: they are parts of a key."""
+DRAWN_AT_MOST = 1 << 20
+"""So many seeds are drawn anew from a generator, to see whether it is the one that a state was saved with."""
 
 
 class Seeds(NamedTuple):
@@ -78,13 +79,15 @@ def restore(state: Any, facts: Mapping[str, Any]) -> Place:
         raise StateError(f"a state must be the dict that state_dict() gave, got {type(state).__name__}: {state!r:.200}")
     if "version" not in state:
         raise StateError(f"a state must be what state_dict() gave, got a dict without a version: {dict(state)!r:.200}")
-    if state.get("version") != VERSION:
+    if repr(state["version"]) != repr(VERSION):
         raise StateError(f"this version reads states of version {VERSION}, got version {state.get('version')!r}")
+    if unknown := sorted(map(str, set(state) - _FIELDS)):
+        raise StateError(f"a state must have the fields {', '.join(sorted(_FIELDS))} only, got {', '.join(unknown)}")
     saved = state.get("facts")
     if not isinstance(saved, Mapping):
         raise StateError(f"facts in a state must be a dict, got {saved!r:.200}")
     for name in sorted({*facts, *map(str, saved)}):
-        if saved.get(name) != facts.get(name):
+        if repr(saved.get(name)) != repr(facts.get(name)):  # so that 1 is not True
             raise StateError(
                 f"this state was saved with {name} {saved.get(name)!r}, but this loader has {facts.get(name)!r}: "
                 "load it into a loader over the same data"
@@ -92,40 +95,39 @@ def restore(state: Any, facts: Mapping[str, Any]) -> Place:
     begun = state.get("begun", True)
     if not isinstance(begun, bool):
         raise StateError(f"begun in a state must be a bool, got {begun!r:.200}")
-    seeds = Seeds(_number(state, "seed", None), _number(state, "order_seed", None), _number(state, "drawn"))
-    return Place(
-        _number(state, "epoch"),
-        _number(state, "position"),
-        seeds,
-        begun,
-        _ahead(state.get("ahead", [])),
-        state.get("sampler"),
-        state.get("stream"),
-        _tally(state.get("failed", [0, 0])),
+    seeds = Seeds(
+        whole(state.get("seed"), "seed", None),
+        whole(state.get("order_seed"), "order_seed", None),
+        whole(state.get("drawn", 0), "drawn", DRAWN_AT_MOST),
     )
+    position = whole(state.get("position"), "position")
+    ahead = _ahead(state.get("ahead", []), position)
+    stream = state.get("stream")
+    if not begun and (position or ahead or stream is not None):
+        raise StateError("an epoch that has not begun must stand at position 0, with nothing ahead and no stream")
+    epoch, tally = whole(state.get("epoch"), "epoch"), _tally(state.get("failed", [0, 0]))
+    return Place(epoch, position, seeds, begun, ahead, state.get("sampler"), stream, tally)
 
 
-def _number(state: Mapping[str, Any], name: str, largest: int | None = LARGEST) -> int:
-    value = state.get(name, 0 if name == "drawn" else None)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0 or (largest is not None and value > largest):
-        limit = "" if largest is None else " below 2**63"
-        raise StateError(f"{name} in a state must be a non-negative int{limit}, got {value!r:.200}")
-    return value
+_FIELDS = {
+    "version", "seed", "order_seed", "epoch", "position", "facts", "drawn", "begun", "ahead", "sampler", "stream",
+    "failed",
+}  # fmt: skip
 
 
 def _tally(counts: Any) -> Tally:
-    if not (
-        isinstance(counts, list) and len(counts) == 2 and all(type(n) is int and 0 <= n <= LARGEST for n in counts)
-    ):
-        raise StateError(f"failed in a state must be two non-negative ints below 2**63, got {counts!r:.200}")
-    return Tally(*counts)
+    return Tally(*(whole(count, "failed") for count in items(counts, "failed", 2)))
 
 
-def _ahead(pairs: Any) -> tuple[tuple[int, int], ...]:
-    try:
-        found = tuple((start, stop) for start, stop in pairs)
-    except (TypeError, ValueError):
-        found = (("", ""),)
-    if not all(type(start) is type(stop) is int and 0 <= start <= stop for start, stop in found):
-        raise StateError(f"ahead in a state must be pairs of ints, the first not above the second, got {pairs!r:.200}")
-    return found
+def _ahead(pairs: Any, position: int) -> tuple[tuple[int, int], ...]:
+    """Stretches in their order, none at another one or before the position."""
+    found: list[tuple[int, int]] = []
+    for pair in items(pairs, "ahead"):
+        start, stop = (whole(end, "a stretch ahead") for end in items(pair, "a stretch ahead", 2))
+        if not (position <= start < stop) or (found and start <= found[-1][1]):
+            raise StateError(
+                f"ahead in a state must be stretches (start, stop) in their order, apart from each other and behind "
+                f"position {position}, got {pairs!r:.200}"
+            )
+        found.append((start, stop))
+    return tuple(found)

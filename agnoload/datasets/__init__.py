@@ -11,7 +11,7 @@ from agnoload.datasets.cache import CachedDataset
 from agnoload.datasets.combine import ConcatDataset, StackDataset, Subset
 from agnoload.datasets.inspect import find_caches, find_large_lists
 from agnoload.datasets.packed import PackedList
-from agnoload.datasets.split import random_split, set_seed_from
+from agnoload.datasets.split import random_split
 
 __all__ = [
     "ArrayDataset",
@@ -29,5 +29,4 @@ __all__ = [
     "gather_of",
     "getitems_of",
     "random_split",
-    "set_seed_from",
 ]

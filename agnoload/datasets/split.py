@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -14,20 +13,11 @@ from agnoload.arguments import members
 from agnoload.datasets.base import length_of
 from agnoload.datasets.combine import Subset
 from agnoload.errors import OptionError
-from agnoload.seeding import Purpose, check_seed, draw_seed
+from agnoload.seeding import Purpose, draw_from, draw_seed
 from agnoload.seeding import generator as keyed_generator
 from agnoload.typed import Samples
 
 S = TypeVar("S")
-
-_seed_from: Callable[[Any], int | None] | None = None
-
-
-def set_seed_from(function: Callable[[Any], int | None] | None) -> None:
-    """Give the way from other libraries' generators to a seed (None for what it does not know), or None to take it
-    back; asked for every generator that is not NumPy's or Python's."""
-    global _seed_from
-    _seed_from = function
 
 
 def random_split(dataset: Samples[S], lengths: Sequence[float], generator: Any = None) -> list[Subset[S]]:
@@ -72,20 +62,5 @@ def _sizes(lengths: list[float], total: int) -> list[int]:
 def _numpy_generator(generator: Any) -> np.random.Generator:
     if isinstance(generator, np.random.Generator):
         return generator
-    if generator is None:
-        seed = draw_seed()
-    elif isinstance(generator, (int, np.integer)):
-        seed = check_seed(generator, "generator")
-    elif isinstance(generator, random.Random):
-        seed = generator.getrandbits(63)
-    elif isinstance(generator, np.random.RandomState):
-        seed = int(generator.randint(0, np.iinfo(np.int64).max, dtype=np.int64))
-    else:
-        drawn = None if _seed_from is None else _seed_from(generator)
-        if drawn is None:
-            raise OptionError(
-                "the generator of random_split must be a seed, a generator of NumPy's, Python's or a loaded "
-                f"framework's, or None, got {type(generator).__qualname__}"
-            )
-        seed = drawn
+    seed = draw_seed() if generator is None else draw_from(generator)
     return keyed_generator(seed, 0, Purpose.SPLIT)

@@ -68,6 +68,7 @@ class RandomSampler(SeededSampler[int]):
         self.data_source = sized("data_source", data_source)
         self.replacement = flag("replacement", replacement)
         self._num_samples = None if num_samples is None else positive("num_samples", num_samples)
+        self._check()
 
     @property
     def num_samples(self) -> int:
@@ -77,10 +78,13 @@ class RandomSampler(SeededSampler[int]):
     def __len__(self) -> int:
         return self.num_samples
 
+    def _check(self) -> None:
+        if self.num_samples and not len(self.data_source):
+            raise OptionError(f"num_samples must be 0 for an empty data_source, got {self.num_samples}")
+
     def order(self, seed: int, epoch: int) -> Order:
+        self._check()  # its length may have changed
         n, wanted = len(self.data_source), self.num_samples
-        if wanted and not n:
-            raise OptionError(f"num_samples must be 0 for an empty data_source, got {wanted}")
         if self.replacement:
             return UniformOrder(n, wanted, seed, epoch)
         return ShuffledOrder(n, seed, epoch) if 0 < wanted == n else ShufflesOrder(n, wanted, seed, epoch)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any
 
@@ -49,11 +49,9 @@ class BatchSampler(AroundSampler[list[int]]):
     def identity(self) -> str:
         return self.sampler.identity() if isinstance(self.sampler, SeededSampler) else type(self.sampler).__name__
 
-    def settle(
-        self, seed_from: Callable[[Any], int | None] | None = None, backend_world: tuple[int, int] | None = None
-    ) -> None:
+    def settle(self, backend_world: tuple[int, int] | None = None) -> None:
         if isinstance(self.sampler, SeededSampler):
-            self.sampler.settle(seed_from, backend_world)
+            self.sampler.settle(backend_world)
 
     @property
     def seed(self) -> int | None:

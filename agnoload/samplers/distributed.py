@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 from typing import Any, Literal
 
@@ -103,13 +103,11 @@ class DistributedSampler(AroundSampler[Any]):
     def identity(self) -> str:
         return self.sampler.identity() if isinstance(self.sampler, SeededSampler) else type(self.sampler).__name__
 
-    def settle(
-        self, seed_from: Callable[[Any], int | None] | None = None, backend_world: tuple[int, int] | None = None
-    ) -> None:
+    def settle(self, backend_world: tuple[int, int] | None = None) -> None:
         if backend_world is not None:
             self._find_rank(backend_world)
         if isinstance(self.sampler, SeededSampler):
-            self.sampler.settle(seed_from, backend_world)
+            self.sampler.settle(backend_world)
 
     @property
     def seed(self) -> int | None:
@@ -195,6 +193,10 @@ class RankOrder(Order):
     def reached(self, count: int) -> int:
         return self.rest.reached(count * self.world)
 
+    @property
+    def end(self) -> int:
+        return self.whole.end
+
     def after(self, position: int) -> Order:
         return RankOrder(self.whole, self.rest.after(position), self.rank, self.world, self.tail)
 
@@ -224,6 +226,10 @@ class RankBatchOrder(BatchOrder):
 
     def reached(self, number: int) -> int:
         return self._position(number * self.world)
+
+    @property
+    def end(self) -> int:
+        return self.whole.end
 
     def after(self, position: int) -> BatchOrder:
         return RankBatchOrder(self.whole, self.rest.after(position), self.rank, self.world, self.tail)

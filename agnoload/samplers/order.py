@@ -39,6 +39,11 @@ class Order:
         """The position that the global sequence has reached when every rank has delivered `count` items."""
         return self.first + count
 
+    @property
+    def end(self) -> int:
+        """The position where the whole sequence ends, that of all ranks."""
+        return self.reached(len(self))
+
     def after(self, position: int) -> Order:
         """What is left of this order when the global sequence has been delivered up to `position`."""
         return self if position <= self.first else OrderTail(self, position - self.first)
@@ -124,6 +129,11 @@ class BatchOrder:
         """The position that the global sequence has reached when every rank has delivered `number` batches."""
         raise NotImplementedError
 
+    @property
+    def end(self) -> int:
+        """The position where the whole sequence ends, that of all ranks."""
+        return self.reached(len(self))
+
     def after(self, position: int) -> BatchOrder:
         """What is left when the global sequence has been delivered up to `position`; `StateError` inside a batch."""
         raise NotImplementedError
@@ -185,6 +195,10 @@ class BatchedOrder(BatchOrder):
 
     def reached(self, number: int) -> int:
         return self.order.reached(min(number * self.size, self._items))
+
+    @property
+    def end(self) -> int:
+        return self.order.end
 
     def after(self, position: int) -> BatchOrder:
         return BatchedOrder(self.order.after(position), self.size, self.drop_last)

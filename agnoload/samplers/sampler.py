@@ -6,9 +6,8 @@ Iterating it alone and loading through it both read that order; nothing else abo
 
 from __future__ import annotations
 
-import random
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Generic, TypeGuard, TypeVar
 
 import numpy as np
@@ -16,7 +15,7 @@ import numpy.typing as npt
 
 from agnoload.errors import OptionError
 from agnoload.samplers.order import BLOCK, BatchOrder, Order
-from agnoload.seeding import check_seed, draw_seed
+from agnoload.seeding import check_seed, draw_from, draw_seed
 from agnoload.words import counted
 
 T_co = TypeVar("T_co", covariant=True)
@@ -66,14 +65,13 @@ class SeededSampler(Sampler[T_co]):
     def __init__(self, *, seed: Any = None, generator: Any = None) -> None:
         if seed is not None and generator is not None:
             raise OptionError("seed and generator must not both be given: a generator only gives the seed")
-        self._seed = None if seed is None else check_seed(seed)
-        self._generator = generator
+        self._seed: int | None = None if seed is None else check_seed(seed)
         self._drawn: int | None = None
         self._lent: int | None = None
         self._epoch = 0
         self._asked: int | None = None
         if generator is not None:
-            self._ask_generator(None)
+            self._seed = draw_from(generator)
 
     def __len__(self) -> int:
         raise NotImplementedError(f"{type(self).__name__} must define __len__")
@@ -93,25 +91,15 @@ class SeededSampler(Sampler[T_co]):
         """
         return f"{type(self).__name__}({len(self)})"
 
-    def settle(
-        self, seed_from: Callable[[Any], int | None] | None = None, backend_world: tuple[int, int] | None = None
-    ) -> None:
-        """Called by a loader with what its backend knows, before anything else.
+    def settle(self, backend_world: tuple[int, int] | None = None) -> None:
+        """Called by a loader, before anything else, with the rank and the world size that its backend knows.
 
-        `seed_from(generator)` draws a seed from a generator of the framework, or gives None; `backend_world` is the
-        rank and the world size. Passed on to what is inside.
+        Passed on to what is inside.
         """
-        if self._generator is not None:
-            self._ask_generator(seed_from)
 
     @property
     def seed(self) -> int | None:
         """The seed that was given to this sampler, or to what is inside it; None if there was none."""
-        if self._generator is not None:
-            raise OptionError(
-                f"generator must be a numpy.random.Generator, an int or a generator of the loader's backend, got "
-                f"{type(self._generator).__qualname__}: use seed=, or load through a loader with that backend"
-            )
         return self._seed
 
     @property
@@ -161,17 +149,9 @@ class SeededSampler(Sampler[T_co]):
         seed = self.standalone_seed()
         return walk_batches(self.batches(seed, epoch)) if self.yields_batches else walk(self.order(seed, epoch))
 
-    def _ask_generator(self, seed_from: Callable[[Any], int | None] | None) -> None:
-        drawn = draw_from(self._generator)
-        if drawn is None and seed_from is not None:
-            drawn = seed_from(self._generator)
-        if drawn is not None:
-            self._seed = drawn
-            self._generator = None
-
     def _words(self, *words: str) -> str:
         """The text of `repr`: the class, the words, and the seed if there is one."""
-        seed = () if self._generator is not None or self.seed is None else (f"seed={self.seed}",)
+        seed = () if self.seed is None else (f"seed={self.seed}",)
         return f"{type(self).__name__}({', '.join((*words, *seed))})"
 
 
@@ -206,19 +186,6 @@ def walk_batches(batches: BatchOrder) -> Iterator[list[int]]:
     """The batches of an order as lists of Python ints."""
     for number in range(len(batches)):
         yield batches.batch(number).tolist()
-
-
-def draw_from(generator: Any) -> int | None:
-    """A seed of 63 bits from an int or a generator of NumPy's or Python's, None if it is something else."""
-    if isinstance(generator, (int, np.integer)) and not isinstance(generator, bool):
-        return check_seed(generator, "generator")
-    if isinstance(generator, np.random.Generator):
-        return int(generator.integers(1 << 63, dtype=np.uint64))
-    if isinstance(generator, np.random.RandomState):
-        return int(generator.randint(1 << 63, dtype=np.uint64))
-    if isinstance(generator, random.Random):
-        return generator.getrandbits(63)
-    return None
 
 
 def effective_seed(sampler: Any, given: int | None, drawn: int) -> int:

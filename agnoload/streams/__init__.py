@@ -5,7 +5,7 @@
 """
 
 from agnoload.streams.base import ChainDataset, FilteredStream, IterableDataset, MappedStream, first_states, need_length
-from agnoload.streams.cursor import is_indexed, is_stream, length_or_none
+from agnoload.streams.cursor import go_back, is_indexed, is_stream, length_or_none
 from agnoload.streams.files import FileStream, read_lines, read_npy, read_npz, read_parquet, read_tar
 from agnoload.streams.mixture import Mixture
 from agnoload.streams.plan import Rest, StreamPlan, StreamRequest
@@ -29,6 +29,7 @@ __all__ = [
     "StreamReader",
     "StreamRequest",
     "first_states",
+    "go_back",
     "is_indexed",
     "is_stream",
     "length_or_none",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
 from agnoload import seeding
 from agnoload.arguments import members, positive
 from agnoload.errors import OptionError
+from agnoload.saved import items, whole
 from agnoload.seeding import Purpose, draw_seed, generator
 from agnoload.streams.cursor import (
     Cursor,
@@ -258,8 +259,8 @@ class _ChainCursor(Cursor):
     def __init__(self, parts: list[Any], opening: Opening) -> None:
         self._parts = parts
         self._opening = opening
-        state: tuple[int, Any] = opening.state or (0, None)
-        self._part, inner = state
+        part, inner = (0, None) if opening.state is None else items(opening.state, "the place in a chain", 2)
+        self._part = whole(part, "the part of a chain", max(0, len(parts) - 1))
         self._fresh = inner is None
         self._cursor = self._open(inner)
 

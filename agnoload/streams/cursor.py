@@ -15,7 +15,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from agnoload import seeding
 from agnoload.arguments import integer
-from agnoload.errors import SampleStopped
+from agnoload.errors import SampleStopped, StateError
+from agnoload.saved import FARTHEST, fields, whole
 from agnoload.words import name_of
 from agnoload.worker_info import peek_worker_info
 
@@ -154,12 +155,12 @@ class ForeignCursor(Cursor):
         if is_stateful(stream):
             first = first_state(stream)
             if self._state is not None:
-                stream.load_state_dict(copy.deepcopy(self._state))
+                go_back(stream, self._state)
             elif first:
                 stream.load_state_dict(copy.deepcopy(first[0]))
         iterator: Any = iter(stream)
         if self._state is not None and not is_stateful(stream):
-            iterator.load_state_dict(copy.deepcopy(self._state))
+            go_back(iterator, self._state)
         return iterator  # type: ignore[no-any-return]
 
     def state(self) -> Any:
@@ -189,6 +190,17 @@ def is_stateful(thing: Any) -> bool:
     return callable(getattr(thing, "state_dict", None)) and callable(getattr(thing, "load_state_dict", None))
 
 
+def go_back(thing: Any, state: Any) -> None:
+    """Give user code a copy of the state that it has saved."""
+    try:
+        thing.load_state_dict(copy.deepcopy(state))
+    except Exception as error:
+        raise StateError(
+            f"{type(thing).__name__} must take what its state_dict() gave, but load_state_dict({state!r:.200}) raised "
+            f"{type(error).__name__}: {error}"
+        ) from error
+
+
 FirstState = tuple[Any] | None
 """In a tuple, since a state can be anything; None where there is none, and the stream must begin by itself."""
 
@@ -215,7 +227,7 @@ class RowsCursor(Cursor):
     def __init__(self, dataset: Any, order: Sequence[int], state: int | None = None) -> None:
         self._dataset = dataset
         self._order = order
-        self._place = state or 0
+        self._place = 0 if state is None else whole(state, "the place in a dataset", len(order))
 
     def take(self) -> int:
         if self._place >= len(self._order):
@@ -242,12 +254,15 @@ class ShardsCursor(Cursor):
         self._stream = stream
         self._shards = shards
         self._opening = opening
-        state = opening.state or {}
-        self._done = state.get("done", 0)
-        self._taken = state.get("taken", 0)
-        self._inner = self._open(state.get("inner"))
+        state = {"done": 0, "taken": 0, "inner": None} if opening.state is None else opening.state
+        done, taken, inner = fields(state, "the place among shards", "done", "taken", "inner")
+        self._done = whole(done, "done", len(shards))
+        self._taken = whole(taken, "taken", FARTHEST if done < len(shards) else 0)
+        self._inner = self._open(inner)
+        self.opens: Callable[[], None] | None = None
+        """Called before the first sample of each shard that is begun on the way."""
         self.behind = 0
-        if self._taken and state.get("inner") is None:
+        if self._taken and inner is None:
             self.behind, self._taken = self._taken, 0
 
     def caught_up(self) -> ShardsCursor:
@@ -276,6 +291,8 @@ class ShardsCursor(Cursor):
             except StopIteration:
                 self._done += 1
                 self._taken = 0
+                if self.opens is not None:
+                    self.opens()
                 self._inner = self._open(None)
                 continue
             self._taken += 1

@@ -22,6 +22,7 @@ import numpy as np
 from agnoload.arguments import members, positive
 from agnoload.datasets.packed import PackedList
 from agnoload.errors import BackendUnavailable, OptionError, add_note, warn
+from agnoload.saved import FARTHEST, whole
 from agnoload.streams.base import IterableDataset
 from agnoload.streams.cursor import Cursor, CursorStream, ForeignCursor, Opening, guarded
 from agnoload.words import name_of
@@ -91,7 +92,8 @@ class _File(CursorStream[T_co], IterableDataset[T_co]):
         self.reader = reader
 
     def cursor(self, opening: Opening) -> Cursor:
-        return _FileCursor(self.path, self.reader, opening.state or 0)
+        state = 0 if opening.state is None else whole(opening.state, "the place in a file", FARTHEST)
+        return _FileCursor(self.path, self.reader, state)
 
 
 class _FileCursor(Cursor):

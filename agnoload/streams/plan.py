@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from agnoload.errors import AgnoloadError, StateError
+from agnoload.saved import FARTHEST, MOST_RANKS, fields, items, whole
 from agnoload.streams.base import first_states
 from agnoload.streams.read import Portion, layout_of
 
@@ -274,20 +275,23 @@ class StreamPlan:
         }
 
     def _compare(self, what: str, saved: Any, here: Any) -> None:
-        if saved != here:
+        if repr(saved) != repr(here):  # so that 1 is not True
             raise StateError(
                 f"the state of a stream must be used with the same {what}: {saved} was saved, here is {here}"
             )
 
     def _restore(self, state: dict[str, Any]) -> None:
-        try:
-            kind, size, world = state["kind"], int(state["size"]), int(state["world"])
-            share, shards = state["share"], state["shards"]
-            lanes = [_Lane(int(count), int(count), int(at), inner) for count, at, inner in state["lanes"]]
-            turn, merged = int(state["turn"]), int(state["merged"])
-            ahead = {(int(lane), int(place)) for lane, place in state["ahead"]}
-        except (KeyError, TypeError, ValueError) as error:
-            raise StateError(f"this is not the state of a stream: {error!r} in {state!r}") from error
+        kind, saved_lanes, turn, merged, saved_ahead, size, world, share, shards = fields(
+            state, "stream", "kind", "lanes", "turn", "merged", "ahead", "size", "world", "share", "shards"
+        )
+        lanes = [_saved_lane(lane) for lane in items(saved_lanes, "lanes")]
+        if kind not in get_args(Kind) or not lanes:
+            raise StateError(f"a stream's state must have a kind of {get_args(Kind)} and lanes, got {state!r:.400}")
+        whole(turn, "turn", len(lanes) - 1)
+        whole(merged, "merged", FARTHEST)
+        if not whole(size, "size") or not whole(world, "world", MOST_RANKS):
+            raise StateError(f"size and world in a stream's state must be at least 1, got {size} and {world}")
+        ahead = {_saved_ahead(pair, lanes, size) for pair in items(saved_ahead, "ahead")}
         if not any(lane.count for lane in lanes) and not ahead and not merged:
             return  # nothing was delivered: whoever saved it, all begins
         if kind == "workers" and self._kind == "stream":
@@ -307,7 +311,26 @@ class StreamPlan:
                 f"the state was saved among batches of {size} samples on {world} ranks that cannot be cut anew, but "
                 f"here are batches of {self._size} on {self._layout.stride}: go on as it was"
             )
-        self._lanes, self._turn, self._merged, self._ahead = lanes, turn % len(lanes), merged, ahead
+        self._lanes, self._turn, self._merged, self._ahead = lanes, turn, merged, ahead
+
+
+def _saved_lane(lane: Any) -> _Lane:
+    count, at, inner = items(lane, "a lane", 3)
+    whole(count, "the samples of a lane", FARTHEST)
+    whole(at, "the place of a lane's state", count)
+    return _Lane(count, count, at, inner)
+
+
+def _saved_ahead(pair: Any, lanes: list[_Lane], size: int) -> tuple[int, int]:
+    """A lane, and the place where a batch begins that was delivered ahead of others."""
+    lane, place = items(pair, "what is ahead", 2)
+    whole(lane, "the lane of what is ahead", len(lanes) - 1)
+    if whole(place, "the place of what is ahead", FARTHEST) < lanes[lane].count or (place - lanes[lane].count) % size:
+        raise StateError(
+            f"what is ahead in a stream's state must begin whole batches of {size} behind the {lanes[lane].count} "
+            f"samples of lane {lane}, got {place}"
+        )
+    return lane, place
 
 
 def _for_other_ranks(lane: _Lane, saved: int, here: int) -> _Lane:

@@ -10,6 +10,7 @@ from agnoload import seeding
 from agnoload.arguments import word
 from agnoload.errors import OptionError
 from agnoload.ranks import check_rank, rank_and_world
+from agnoload.saved import items, whole
 from agnoload.streams.base import (
     ChainDataset,
     DerivedStream,
@@ -214,8 +215,8 @@ class HeadStream(DerivedStream[T_co]):
 
 class _HeadCursor(Cursor):
     def __init__(self, stream: HeadStream[Any], opening: Opening) -> None:
-        state: tuple[int, Any] = opening.state or (stream.count, None)
-        self._left, inner = state
+        state = (stream.count, None) if opening.state is None else items(opening.state, "the place in a share", 2)
+        self._left, inner = whole(state[0], "what is left of a share", stream.count), state[1]
         self._source = open_stream(stream.source, opening.inner(inner))
         self.finish = self._source.finish  # type: ignore[method-assign]
 

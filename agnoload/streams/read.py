@@ -11,6 +11,7 @@ numbers of its own. So whatever functions given to `map` draw, the stream itself
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from agnoload import seeding
@@ -91,8 +92,8 @@ class _Track:
         """How many samples the cursor has gone past."""
         self.start = start
         """Where the first batch begins."""
-        self.begun: int | None = None
-        """The place where the batch begins that the context stands in."""
+        self.begun = -1
+        """The place where the batch begins that the context stands in, or the shard that is begun within it."""
         self.ended = False
 
 
@@ -174,6 +175,11 @@ class StreamReader:
             drafts = []
             self._take(track, lane, size, wanted, None)
         self._take(track, lane, size, wanted + size, drafts)
+        if track.ended and track.place <= track.start - size:  # an early last batch counts as a whole one
+            raise StateError(
+                f"the stream must be the one that the state was saved of: {track.start} samples were delivered then, "
+                f"now it ends after {max(0, track.place)}"
+            )
         return wanted, drafts
 
     def _open(self, lane: int, size: int) -> _Track:
@@ -187,8 +193,17 @@ class StreamReader:
                     tell_epoch(stream)
             shards = range(lane, num_shards_of(self._stream) or 0, self._layout.lanes)
             cursor = ShardsCursor(self._stream, shards, opening)
-            return _Track(cursor, at - cursor.behind, count)
+            if cursor.behind > at:
+                raise StateError(f"lane {lane} of a state stands behind {at} samples, yet {cursor.behind} of a shard")
+            track = _Track(cursor, at - cursor.behind, count)
+            cursor.opens = partial(self._open_shard, track, lane)
+            return track
         return _Track(open_stream(self._stream, opening), 0 if state is None else at, count)
+
+    def _open_shard(self, track: _Track, lane: int) -> None:
+        """A shard begins with random numbers of its own: it may have to be read again, without the one before it."""
+        track.begun = track.place
+        self._begin(*self._taking(lane, track.place))
 
     def _take(self, track: _Track, lane: int, size: int, stop: int, drafts: list[Any] | None) -> None:
         """Take drafts up to the place `stop`, batch by batch; drop them if there is no list for them."""
@@ -197,13 +212,15 @@ class StreamReader:
         while track.place < stop and not track.ended:
             batch = (track.place - track.start) // size * size + track.start
             start = max(0, batch)
-            if track.begun != start:
+            if track.begun < 0 and self._layout.lanes:
+                self._open_shard(track, lane)
+            elif track.begun < start:
                 self._begin(*self._taking(lane, start))
                 track.begun = start
             try:
                 for place in range(track.place, min(stop, batch + size)):
                     if context is not None:
-                        context.item = (place - start) * step
+                        context.item = (place - track.begun) * step
                     draft = take()
                     track.place = place + 1
                     if drafts is not None:

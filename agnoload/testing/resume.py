@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from agnoload import plugins
-from agnoload.errors import AgnoloadWarning
+from agnoload.errors import AgnoloadWarning, StateError
 from agnoload.pools.start import kept_server
 from agnoload.tree import map_leaves, path_text, walk
 
@@ -39,6 +39,8 @@ def check_resume(make_loader: Callable[..., DataLoader[Any, Any]]) -> None:
     >>> check_resume(lambda: agnoload.DataLoader(range(10), 4, shuffle=True))
     """
     make, varied = _maker(make_loader)
+    with make(0) as one, make(0) as other:
+        _must(one is not other, "make_loader must make a fresh loader at each call, but it gave the same one twice")
     with kept_server(), warnings.catch_warnings():
         warnings.simplefilter("ignore", AgnoloadWarning)  # that a stream is read again, say
         whole, states = _unbroken(make, WORKERS[0], None)
@@ -57,12 +59,13 @@ class _Run(NamedTuple):
     epochs: list[list[Any]]
     in_order: bool
 
-    def after(self, k: int) -> list[list[Any]]:
+    def after(self, k: int) -> dict[str, list[Any]]:
         """What follows when `k` batches of epoch 0 have been delivered: of each epoch that is not over.
 
         One without a batch is not over before it was gone through.
         """
-        return self.epochs[1:] if k and k >= len(self.epochs[0]) else [self.epochs[0][k:], *self.epochs[1:]]
+        left = {} if k and k >= len(self.epochs[0]) else {"what is left of the epoch": self.epochs[0][k:]}
+        return left | {"the next epoch": self.epochs[1]}
 
 
 def _maker(make_loader: Callable[..., DataLoader[Any, Any]]) -> tuple[Callable[[int], DataLoader[Any, Any]], bool]:
@@ -77,7 +80,19 @@ def _maker(make_loader: Callable[..., DataLoader[Any, Any]]) -> tuple[Callable[[
 
 def _plain(state: Any) -> Any:
     """A state as it comes out of a file."""
-    return json.loads(json.dumps(state))
+    try:
+        return json.loads(json.dumps(state))
+    except (TypeError, ValueError) as error:
+        raise AssertionError(f"a state must be what json.dumps takes, but {error}: {state!r:.400}") from error
+
+
+@contextmanager
+def _refused(where: str) -> Iterator[None]:
+    """A state that the loader itself, its sampler or its stream does not take."""
+    try:
+        yield
+    except StateError as error:
+        raise AssertionError(f"{where}: {error}") from error
 
 
 @contextmanager
@@ -116,7 +131,9 @@ def _stop_with_workers(
 ) -> tuple[_Run, list[Any]]:
     """An unbroken run with workers and its states: what was prefetched must not show."""
     run, found = _unbroken(make, WORKERS[1], states[0])
-    _compare(run.epochs, whole.epochs, whole.in_order, f"with {WORKERS[1]} workers instead of {WORKERS[0]}")
+    where = f"with {WORKERS[1]} workers instead of {WORKERS[0]}"
+    for name, batches, wanted in zip(("the first epoch", "the next epoch"), run.epochs, whole.epochs, strict=True):
+        _compare(batches, wanted, whole.in_order, f"{where}, {name}")
     if whole.in_order and _is_map(states[0]):
         for k, (one, other) in enumerate(zip(found, states, strict=True)):
             _must(one == other, f"the state after {k} batches must not depend on the workers: {one}, and {other}")
@@ -126,9 +143,9 @@ def _stop_with_workers(
 def _resume_at(make: Callable[[int], DataLoader[Any, Any]], workers: int, run: _Run, k: int, state: Any) -> None:
     """Compare with what followed in the run that the state is of: out of order, others had other batches left."""
     where = f"after a stop at batch {k} of {len(run.epochs[0])}, with {workers} workers"
-    with _open(make, workers, state) as loader:
-        wanted = run.after(k)
-        _compare([[comparable(batch) for batch in loader] for _ in wanted], wanted, run.in_order, where)
+    with _refused(where), _open(make, workers, state) as loader:
+        for name, wanted in run.after(k).items():
+            _compare([comparable(batch) for batch in loader], wanted, run.in_order, f"{where}, {name}")
 
 
 def _chain(make: Callable[[int], DataLoader[Any, Any]], varied: bool, whole: _Run, states: list[Any]) -> None:
@@ -137,7 +154,8 @@ def _chain(make: Callable[[int], DataLoader[Any, Any]], varied: bool, whole: _Ru
     stops = sorted({n // 4, n // 2, 3 * n // 4})
     state, found = states[0], []
     for number, (start, stop) in enumerate(zip([0, *stops], [*stops, n], strict=True)):
-        with _open(make, WORKERS[number % 3] if varied else 0, state) as loader:
+        workers = WORKERS[number % 3] if varied else 0
+        with _refused(f"with stops at {stops}, batches {start} to {stop}"), _open(make, workers, state) as loader:
             batches = iter(loader)
             found += [comparable(next(batches)) for _ in range(stop - start)]
             state = _plain(loader.state_dict())
@@ -150,10 +168,10 @@ def _chain(make: Callable[[int], DataLoader[Any, Any]], varied: bool, whole: _Ru
                 f"after {stop} batches in {number + 1} parts the state has {reached}, not {wanted}",
             )
             if stop == n:
-                _compare([found], [whole.epochs[0]], whole.in_order, f"with stops at {stops}")
-    with _open(make, WORKERS[0], state) as loader:
-        wanted_next = [whole.epochs[1]]
-        _compare([[comparable(batch) for batch in loader]], wanted_next, whole.in_order, f"after stops at {stops}")
+                _compare(found, whole.epochs[0], whole.in_order, f"with stops at {stops}")
+    where = f"after stops at {stops}"
+    with _refused(where), _open(make, WORKERS[0], state) as loader:
+        _compare([comparable(batch) for batch in loader], whole.epochs[1], whole.in_order, f"{where}, the next epoch")
 
 
 class _Leaf(NamedTuple):
@@ -163,9 +181,10 @@ class _Leaf(NamedTuple):
     kind: str
     shape: tuple[int, ...]
     content: Any
+    shown: str
 
     def __str__(self) -> str:
-        return f"{self.kind} {self.shape} {self.content!r:.60}"
+        return f"{self.kind} {self.shape} {self.shown:.80}"
 
 
 def comparable(batch: Any) -> tuple[str, list[_Leaf]]:
@@ -178,23 +197,24 @@ def _leaf(path: str, leaf: Any) -> _Leaf:
     array = leaf if isinstance(leaf, (np.ndarray, np.generic)) else plugins.to_numpy(leaf)
     kind = f"{type(leaf).__module__}.{type(leaf).__qualname__}"
     if array is not None and not array.dtype.hasobject:
-        return _Leaf(path, f"{kind} of {array.dtype}", array.shape, array.tobytes())
+        return _Leaf(
+            path, f"{kind} of {array.dtype}", array.shape, array.tobytes(), str(array.reshape(-1)[:8].tolist())
+        )
+    text = repr(leaf)
     try:
-        return _Leaf(path, kind, (), pickle.dumps(leaf))
+        return _Leaf(path, kind, (), pickle.dumps(leaf), text)
     except Exception:
-        return _Leaf(path, kind, (), repr(leaf))
+        return _Leaf(path, kind, (), text, text)
 
 
-def _compare(found: list[list[Any]], wanted: list[list[Any]], in_order: bool, where: str) -> None:
-    for epoch, (some, others) in enumerate(zip(found, wanted, strict=True)):
-        place = f"{where}, {('what is left of the epoch', 'the next epoch')[epoch]}" if len(wanted) > 1 else where
-        _must(len(some) == len(others), f"{place}: {len(some)} batches came, not {len(others)}")
-        sides = (some, others) if in_order else (sorted(some, key=repr), sorted(others, key=repr))
-        for number, (one, other) in enumerate(zip(*sides, strict=True)):
-            _must(one[0] == other[0], f"{place}: batch {number} is {one[0]}, not {other[0]}")
-            for leaf, right in zip(one[1], other[1], strict=True):
-                name = repr(leaf.path) if leaf.path else "the content"
-                _must(leaf == right, f"{place}: {name} of batch {number} must be the same: {leaf}, and {right}")
+def _compare(some: list[Any], others: list[Any], in_order: bool, where: str) -> None:
+    _must(len(some) == len(others), f"{where}: {len(some)} batches came, not {len(others)}")
+    sides = (some, others) if in_order else (sorted(some, key=repr), sorted(others, key=repr))
+    for number, (one, other) in enumerate(zip(*sides, strict=True)):
+        _must(one[0] == other[0], f"{where}: batch {number} is {one[0]}, not {other[0]}")
+        for leaf, right in zip(one[1], other[1], strict=True):
+            name = repr(leaf.path) if leaf.path else "the content"
+            _must(leaf == right, f"{where}: {name} of batch {number} must be {right}, but it is {leaf}")
 
 
 def _must(holds: bool, words: str) -> None:

@@ -159,8 +159,31 @@ def test_no_steps_are_no_batches() -> None:
     assert list(DataLoader(range(4)).steps(0)) == []
 
 
-def test_steps_over_nothing_end() -> None:
-    assert list(DataLoader([]).steps(5)) == []
+@each_pool
+@pytest.mark.parametrize("options", [{"dataset": []}, {"dataset": range(3), "batch_size": 4, "drop_last": True}])
+def test_steps_over_no_batches_are_an_error(workers: dict[str, Any], options: dict[str, Any]) -> None:
+    with DataLoader(**options, **workers) as loader:
+        assert list(loader) == []
+        assert list(loader.steps(0)) == []
+        steps = loader.steps(5)
+        with pytest.raises(OptionError, match=r"steps\(5\) needs a batch in every epoch, but epoch 2 has none after 0"):
+            next(steps)
+
+
+@each_pool
+def test_steps_that_run_dry_are_an_error(workers: dict[str, Any]) -> None:
+    class Dry(agnoload.IterableDataset[int]):
+        def __iter__(self) -> Any:
+            return iter(range(6 if self.epoch < 2 else 0))
+
+        def set_epoch(self, epoch: int) -> None:
+            self.epoch = epoch
+
+    with DataLoader(Dry(), 2, **workers) as loader:
+        steps = loader.steps(8)
+        assert lists(next(steps) for _ in range(6)) == [[0, 1], [2, 3], [4, 5]] * 2
+        with pytest.raises(OptionError, match=r"steps\(8\) .* epoch 2 has none after 6"):
+            next(steps)
 
 
 # ------------------------------------------------------------------------------------------------ between epochs
@@ -259,6 +282,61 @@ def test_an_iterator_that_is_never_asked_for_a_batch_counts_no_epoch(
             assert lists(one) == lists(other)
             end(iter(one))
             assert lists(one) == lists(other)
+
+
+class Bad:
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> int:
+        if index == 3:
+            raise LookupError(index)
+        return index
+
+
+@each_pool
+def test_after_a_break_the_epoch_is_that_which_comes_next(workers: dict[str, Any]) -> None:
+    with DataLoader(range(6), 2, **workers) as loader:
+        for _ in loader:
+            assert loader.epoch == 0
+            break
+        assert (loader.epoch, loader.state_dict()["epoch"]) == (1, 0)
+        steps = loader.steps(4)
+        next(steps), next(steps)
+        assert loader.epoch == 1
+        next(steps), next(steps)
+        assert loader.epoch == 2
+        with pytest.raises(StopIteration):
+            next(steps)
+        assert (loader.epoch, loader.state_dict()["epoch"]) == (3, 2)
+        iter(loader)  # nobody asks it for a batch
+        assert loader.epoch == 3
+
+
+@each_pool
+def test_after_an_error_the_epoch_is_that_which_comes_next(workers: dict[str, Any]) -> None:
+    with DataLoader(Bad(), 2, **workers) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        assert loader.epoch == 0
+        with pytest.raises(LookupError):
+            next(iterator)
+        state = loader.state_dict()
+        assert (loader.epoch, state["epoch"], state["position"]) == (1, 0, 2)
+        next(iter(loader))
+        assert loader.state_dict()["epoch"] == 1
+
+
+@each_pool
+def test_after_close_the_epoch_is_that_which_comes_next(workers: dict[str, Any]) -> None:
+    loader = DataLoader(range(6), 2, **workers)
+    iterator = iter(loader)
+    next(iterator)
+    loader.close()
+    assert (loader.epoch, loader.state_dict()["epoch"]) == (1, 0)
+    with loader:
+        next(iter(loader))
+        assert loader.state_dict()["epoch"] == 1
 
 
 def test_an_iterator_that_has_ended_stays_ended() -> None:

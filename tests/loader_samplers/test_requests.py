@@ -10,7 +10,7 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from agnoload import ArrayDataset, CachedDataset, DataLoader
+from agnoload import ArrayDataset, CachedDataset, DataLoader, OptionError
 
 # ------------------------------------------------------------------------------------------------ C46: whole batches
 
@@ -154,11 +154,12 @@ def test_c57_the_next_epochs_first_batches_are_loaded_while_the_last_ones_are_us
     assert [batch.tolist() for batch in steps] == [[2], [3], [0], [1], [2], [3]]
 
 
-def test_steps_over_data_that_gives_nothing_end(kit):
+def test_steps_over_data_that_gives_nothing_are_an_error(kit):
     for options in ({}, {"num_workers": 2}, {"num_workers": 2, "worker_type": "thread"}):
         with DataLoader(kit.Unreadable(5), 2, on_error="skip", **options) as loader:
-            assert list(loader.steps(4)) == []
-        assert list(DataLoader([], 2, **options).steps(4)) == []
+            assert list(loader) == []
+            with pytest.raises(OptionError, match=r"steps\(4\) .* epoch 1 has none after 0"):
+                next(loader.steps(4))
 
 
 # ------------------------------------------------------------------------------------------------ C60: a cache

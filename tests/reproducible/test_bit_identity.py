@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
 import warnings
 from itertools import chain
 
@@ -167,6 +170,35 @@ def test_single_samples_are_the_same_too():
     assert load(0) == load(2)
 
 
+class Whole(Draws):
+    """One call a request: all its draws are from one generator."""
+
+    def __getitems__(self, indices):
+        rng = agnoload.sample_rng()
+        return [{"index": index, "rng": int(rng.integers(1 << 62)), "numpy": np.random.random()} for index in indices]
+
+
+def test_whole_requests_draw_the_same_from_the_first_samples_own_generator():
+    wanted = epochs(Whole(), shuffle=True, collate_fn=DrawingCollate())
+    for way in SHORT:
+        assert epochs(Whole(), shuffle=True, collate_fn=DrawingCollate(), **options_of(*way)) == wanted
+    whole, single = (columns(dataset, count=1, shuffle=True, seed=5) for dataset in (Whole(), Draws()))
+    assert whole["rng"][::4] == single["rng"][::4]
+    assert len(set(whole["rng"]) | set(single["rng"])) == 64 + 48
+
+
+def test_a_generator_is_made_once_and_set_for_each_sample():
+    class Made(Draws):
+        def __getitem__(self, index):
+            made.add(id(agnoload.sample_rng()))
+            assert agnoload.sample_rng().bit_generator is agnoload.sample_rng().bit_generator
+            return index
+
+    made = set()
+    list(DataLoader(Made(), 4))
+    assert len(made) == 1
+
+
 def test_another_batch_size_changes_no_draw_of_sample_rng():
     def draws(size):
         loader = DataLoader(Draws(), size, shuffle=True, seed=3)
@@ -193,6 +225,124 @@ def test_a_framework_draws_the_same():
     for workers in (1, 3):
         assert epochs(Rand(16), collate_fn=collate, shuffle=True, num_workers=workers) == wanted
     assert torch.equal(torch.get_rng_state(), before)
+
+
+class Late(Draws):
+    """Imports a framework when the first sample is loaded."""
+
+    def __getitem__(self, index):
+        import torch
+
+        return {"index": torch.tensor(index).numpy(), "rand": torch.rand(2).numpy(), "numpy": np.random.random()}
+
+
+class LateStream(agnoload.IterableDataset):
+    def __iter__(self):
+        return map(Late().__getitem__, range(16))
+
+
+class LateButCalm(Draws):
+    def __getitem__(self, index):
+        import torch
+
+        return {"index": torch.tensor(index).numpy()}
+
+
+@pytest.mark.parametrize("dataset", [Late(16), LateStream()])
+def test_a_framework_that_a_sample_imports_is_told_once_and_seeded_from_then_on(dataset):
+    pytest.importorskip("torch")
+    wanted = epochs(dataset)
+    with pytest.warns(AgnoloadWarning, match=r"torch was first imported while a batch was loaded") as caught:
+        found = epochs(dataset, num_workers=1, persistent_workers=True)
+    assert len(caught) == 1
+    assert found[0][1:] == wanted[0][1:]
+    assert found[1] == wanted[1]
+    late, right = found[0][0], wanted[0][0]
+    assert late["rand"] != right["rand"]  # were it the same, there would be nothing to tell
+    assert {**late, "rand": None} == {**right, "rand": None}
+
+
+def test_a_framework_that_a_sample_imports_and_does_not_draw_from_is_not_told():
+    pytest.importorskip("torch")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert epochs(LateButCalm(16), num_workers=2) == epochs(LateButCalm(16))
+
+
+LATE = """
+import sys, warnings
+sys.path.insert(0, FOLDER)
+import agnoload
+from test_bit_identity import Late
+
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    batches = list(agnoload.DataLoader(Late(16), 4, seed=5))
+print([str(warning.message).partition(" ")[0] for warning in caught], batches[1]["rand"].tobytes().hex())
+"""
+
+
+def test_without_workers_too():
+    pytest.importorskip("torch")
+    script = LATE.replace("FOLDER", repr(os.path.dirname(__file__)))
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120)
+    assert ran.stdout == f"['torch'] {epochs(Late(16))[0][1]['rand'][2].hex()}\n", ran.stderr
+
+
+# ---------------------------------------------------------------------------------------------- the whole grid
+
+
+class WholeStream(agnoload.IterableDataset):
+    def __iter__(self):
+        return map(Draws().__getitem__, range(22))
+
+
+class WholeShards(agnoload.IterableDataset):
+    num_shards = 7
+    lanes = 4
+
+    def shard(self, number):
+        return map(Draws().__getitem__, range(100 * number, 101 * number + 2))
+
+
+WHOLE = {
+    "map": ({"shuffle": True}, lambda: Draws(22)),
+    "batch sampler": ({"batch_sampler": [[3, 1], [2], [21, 20, 19, 0], [7, 7]]}, lambda: Draws(22)),
+    "balanced": ({"batch_sampler": agnoload.BalancedBatchSampler(np.arange(22) % 3, 6, seed=1)}, lambda: Draws(22)),
+    "stream": ({}, WholeStream),
+    "shards": ({}, WholeShards),
+    "shuffled shards": ({}, lambda: WholeShards().shuffle(3)),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["forkserver", "spawn", "fork"])
+@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.filterwarnings("ignore:.*fork:agnoload.AgnoloadWarning")
+def test_every_source_in_samples_and_collate_function_for_every_kind_of_data(method, workers):
+    for name, (options, make) in WHOLE.items():
+        wanted = epochs(make(), collate_fn=DrawingCollate(), **options)
+        way = options_of(method, workers, 2) | {"persistent_workers": True}
+        assert epochs(make(), collate_fn=DrawingCollate(), **options, **way) == wanted, name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["forkserver", "spawn", "fork"])
+@pytest.mark.filterwarnings("ignore:.*fork:agnoload.AgnoloadWarning")
+def test_a_framework_draws_the_same_for_every_start_method_and_in_streams(method):
+    torch = pytest.importorskip("torch")
+
+    class Rand(agnoload.IterableDataset):
+        def __iter__(self):
+            return ({"index": index, "rand": torch.rand(3).numpy()} for index in range(12))
+
+    def collate(samples):
+        return agnoload.default_collate(samples) | {"collated": torch.randn(2).numpy()}
+
+    stream = Rand().map(lambda sample: sample | {"mapped": torch.randn(1).numpy()})
+    wanted = epochs(stream, collate_fn=collate)
+    assert len({batch[name] for batch in chain(*wanted) for name in ("rand", "collated", "mapped")}) == 3 * 6
+    assert epochs(stream, collate_fn=collate, multiprocessing_context=method, num_workers=2) == wanted
 
 
 # ---------------------------------------------------------------------------------------------- streams

@@ -5,15 +5,18 @@ from __future__ import annotations
 import functools
 import random
 import warnings
+from functools import partial
 from itertools import chain
 
 import numpy as np
 import pytest
 
 import agnoload
-from agnoload import AgnoloadWarning, DataLoader
-from agnoload.generators import Twister, find_generators
+from agnoload import AgnoloadWarning, DataLoader, seeding
+from agnoload.generators import PythonGenerator, find_generators, settable
+from agnoload.memory import Twister
 from agnoload.reach import LIMIT, LONG, within_reach
+from agnoload.seeding import Purpose, Rewinder
 
 
 def draw(generator):
@@ -368,8 +371,6 @@ def test_a_look_ends_where_objects_do_not():
 
 def test_a_twister_finds_the_memory_of_pythons_generators():
     generator, other = random.Random(1), random.Random(2)
-    from agnoload.generators import PythonGenerator
-
     setter = PythonGenerator(generator)
     assert isinstance(setter._twister, Twister)
     state = other.getstate()
@@ -381,16 +382,66 @@ def test_a_twister_finds_the_memory_of_pythons_generators():
     assert generator.getstate() == other.getstate() != state
 
 
-def test_without_a_view_of_memory_pythons_generator_is_set_all_the_same(monkeypatch):
-    from agnoload import generators
+def half_used(generator):
+    """One normal number is drawn; where they come in pairs, another one is held back."""
+    normal_of(generator)()
+    return generator
 
-    monkeypatch.setattr(generators.sys, "implementation", type("Other", (), {"name": "other"}))
-    generator = random.Random(1)
-    setter = generators.PythonGenerator(generator)
-    assert setter._twister is None
-    before = generator.getstate()
-    saved = setter.save()
+
+def normal_of(generator):
+    return partial(generator.gauss, 0.0, 1.0) if isinstance(generator, random.Random) else generator.standard_normal
+
+
+FOUND = {
+    "Random": lambda: random.Random(1),
+    "Random, half used": lambda: half_used(random.Random(1)),
+    "RandomState": lambda: np.random.RandomState(1),
+    "RandomState, half used": lambda: half_used(np.random.RandomState(1)),
+    "RandomState over PCG64": lambda: half_used(np.random.RandomState(np.random.PCG64(1))),
+}
+
+
+def story(generator):
+    """What a generator draws after it has been set, and after it has been put back."""
+    setter, normal = settable(generator).made, normal_of(generator)
+    before = setter.save()
     setter.seed(np.random.Philox(7))
-    assert generator.getstate() != before
-    setter.restore(saved)
-    assert generator.getstate() == before
+    drawn = [normal() for _ in range(3)]
+    between = setter.save()  # one is held back here
+    drawn += [normal() for _ in range(700)]
+    setter.restore(between)
+    assert [normal() for _ in range(700)] == drawn[3:]
+    setter.restore(before)
+    return drawn, [normal() for _ in range(700)]
+
+
+@pytest.mark.parametrize("kind", FOUND)
+def test_without_a_view_of_memory_all_is_the_same(kind, monkeypatch):
+    drawn, after = story(FOUND[kind]())
+    normal = normal_of(FOUND[kind]())
+    assert after == [normal() for _ in range(700)]
+    monkeypatch.setattr("agnoload.generators.normal_of", lambda _: None)
+    monkeypatch.setattr("agnoload.generators.twister_of_python", lambda _: None)
+    assert story(FOUND[kind]()) == (drawn, after)
+
+
+def test_without_a_view_of_memory_a_key_gives_the_same(monkeypatch):
+    keys = [(seed, epoch, Purpose.SAMPLE, 2**40 + epoch, 3) for seed in (0, 1, 2**100) for epoch in (0, 2**63 - 1)]
+
+    def numbers(rewinder):
+        found = []
+        for key in keys:
+            rng = rewinder.rewind(*key)
+            found += [rng.random(dtype=np.float32), *rng.integers(1 << 62, size=5).tolist(), rng.random()]
+            rng = rewinder.rewind(*key, start=7)
+            found += [rng.integers(1 << 20, dtype=np.uint32), rng.standard_normal()]  # half a number is left over
+        return found
+
+    quick = Rewinder()
+    assert quick._memory is not None
+    monkeypatch.setattr("agnoload.memory.sys.implementation", type("Other", (), {"name": "other"}))
+    plain = Rewinder()
+    assert plain._memory is None
+    assert numbers(plain) == numbers(quick) == numbers(plain)
+    seed, epoch, purpose, position, rank = keys[3]
+    assert seeding.generator(seed, epoch, purpose, position, rank).random(dtype=np.float32) == numbers(quick)[3 * 9]

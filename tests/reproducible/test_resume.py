@@ -559,6 +559,19 @@ SAMPLERS = {
     "rank of batches": {
         "batch_sampler": lambda: agnoload.DistributedSampler(agnoload.BalancedBatchSampler(LABELS, 5), 2, 1)
     },
+    "rank, all kept": {"sampler": lambda: agnoload.DistributedSampler(range(23), 3, 0, tail="keep"), "batch_size": 3},
+    "rank, the rest dropped": {"sampler": lambda: agnoload.DistributedSampler(range(23), 3, 1, tail="drop")},
+    "rank, several rounds": {
+        "sampler": lambda: agnoload.DistributedSampler(agnoload.RandomSampler(range(23), num_samples=50), 2, 1)
+    },
+    "cut of a rank": {
+        "batch_sampler": lambda: agnoload.BatchSampler(agnoload.DistributedSampler(range(23), 2, 1), 5, drop_last=True)
+    },
+    "rank of buckets": {
+        "batch_sampler": lambda: agnoload.DistributedSampler(
+            agnoload.BucketBatchSampler(np.arange(23) + 1, batch_size=4), 2, 0
+        )
+    },
     "a list": {"sampler": lambda: [5, 3, 3, 0, 22, 1]},
     "a list of batches": {"batch_sampler": lambda: [[5, 3], [0], [22, 1, 4], [2]]},
     "out of order": {"shuffle": True, "in_order": False},
@@ -584,6 +597,14 @@ def rows():
     return np.arange(46.0).reshape(23, 2)
 
 
+class Whole(Draws):
+    """A request is loaded in one call."""
+
+    def __getitems__(self, indices):
+        rng = agnoload.sample_rng()
+        return [(index, rng.random(), np.random.random(), random.random()) for index in indices]
+
+
 DATASETS = {
     "arrays": lambda: agnoload.ArrayDataset(x=rows(), y=np.arange(23)),
     "stacked": lambda: agnoload.StackDataset(Draws(), list(range(23))),
@@ -592,6 +613,8 @@ DATASETS = {
     "mapped": lambda: Draws().map(lambda sample: (sample["i"], agnoload.sample_rng().random())),
     "packed": lambda: agnoload.PackedList([str(n) for n in range(23)]).map(len),
     "cached": lambda: agnoload.CachedDataset(agnoload.ArrayDataset(rows()), 1 << 20),
+    "split": lambda: agnoload.random_split(Draws(40), [23, 17], generator=1)[0],
+    "whole requests": Whole,
     "an array": rows,
     "a list": lambda: [f"text {n}" for n in range(23)],
 }
@@ -643,18 +666,28 @@ class PlainShards(agnoload.IterableDataset):
         return range(100 * number, 100 * number + 2 * number + 1)
 
 
+def has_numbers(line):
+    return "23" in line
+
+
 STREAMS = {
     "stream": Numbers,
     "with a state": Placed,
     "shards": Shards,
     "shuffled": lambda: Numbers().shuffle(5),
     "shuffled, with a state": lambda: Placed().shuffle(5),
-    "shuffled shards": lambda: PlainShards().shuffle(4).map(lambda x: (x, random.random(), np.random.random())),
+    "shuffled shards": lambda: Shards().shuffle(4),
+    "shuffled plain shards": lambda: PlainShards().shuffle(4).map(lambda x: (x, random.random(), np.random.random())),
     "mapped and filtered": lambda: Numbers().filter(lambda x: x[0] % 3).map(lambda x: (x, random.random())),
     "one after the other": lambda: agnoload.ChainDataset([Numbers(), Placed().map(lambda x: (*x, 0.0))]),
     "rank": lambda: Numbers().split_by_rank(1, 2),
     "rank of shards": lambda: Shards().split_by_rank(1, 2, uneven="keep"),
     "mixture": lambda: agnoload.Mixture([Numbers(), Numbers().map(lambda x: x)], [0.3, 0.7], stop="first"),
+    "mixture, each once": lambda: agnoload.Mixture([Placed(), Placed().map(lambda x: x)], [0.3, 0.7], stop="last"),
+    "exact mixture": lambda: agnoload.Mixture([rows(), rows() + 100], [0.3, 0.7], per="batch", shuffle=True),
+    "files": lambda: agnoload.FileStream([__file__], agnoload.read_lines).filter(has_numbers).shuffle(4),
+    "shards of a rank, shuffled": lambda: Shards().shuffle(3).split_by_rank(0, 2, uneven="keep"),
+    "padded rank": lambda: Numbers().split_by_rank(1, 3, uneven="pad"),
 }
 
 
@@ -662,6 +695,27 @@ STREAMS = {
 @pytest.mark.parametrize("name", STREAMS)
 def test_every_stream_resumes_at_every_batch(name):
     check_resume(over(STREAMS[name]))
+
+
+class Even(agnoload.IterableDataset):
+    """Shards that draw while they are read; they end and begin within batches."""
+
+    num_shards = 5
+    lanes = 2
+
+    def __init__(self, length):
+        self.length = length
+
+    def shard(self, number):
+        for place in range(self.length):
+            yield 100 * number + place, random.random(), np.random.random(), agnoload.sample_rng().random()
+
+
+@pytest.mark.parametrize("length", [5, 7])
+@pytest.mark.parametrize("batch_size", [2, 3, 4])
+@pytest.mark.parametrize("buffer_size", [3, 6])
+def test_what_shards_draw_while_they_are_read_ahead_is_the_same_after_a_resume(length, batch_size, buffer_size):
+    check_resume(lambda: DataLoader(Even(length).shuffle(buffer_size), batch_size, seed=1))
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import random
+import re
 
 import numpy as np
 import pytest
@@ -181,9 +182,22 @@ def test_a_generator_is_asked_once_an_epoch_and_not_before():
         assert generator.getstate() == untouched.getstate()
 
 
-def test_what_is_no_generator_is_refused_at_once():
-    with pytest.raises(OptionError, match=r"generator must be .* got builtins\.object"):
-        DataLoader(range(N), generator=object())
+@pytest.mark.parametrize("thing", ["x", True, 1.5, -1, object(), [1], np.zeros(3)], ids=repr)
+def test_what_is_no_generator_is_refused_at_once(thing):
+    with pytest.raises(OptionError, match=rf"generator must be .* got {re.escape(repr(thing)[:20])}"):
+        DataLoader(range(N), generator=thing)
+
+
+def test_a_frameworks_object_that_is_no_generator_is_refused_at_once_and_a_generator_stays_as_it_is():
+    torch = pytest.importorskip("torch")
+    with pytest.raises(OptionError, match=r"generator must be .* got tensor"):
+        DataLoader(range(N), generator=torch.zeros(3))
+    generator, untouched = torch.Generator().manual_seed(3), torch.Generator().manual_seed(3)
+    DataLoader(range(N), generator=generator)
+    assert torch.equal(generator.get_state(), untouched.get_state())
+
+
+def test_a_seed_excludes_a_generator():
     with pytest.raises(OptionError, match="exclude each other"):
         DataLoader(range(N), generator=random.Random(3), seed=3)
 

@@ -227,17 +227,38 @@ def test_global_generators_are_neither_read_nor_advanced(make_sampler):
     assert (random.getstate(), np.random.get_state()[1].tolist()) == states
 
 
-def test_a_foreign_generator_is_asked_through_what_the_loader_gives():
-    class Foreign:
-        number = 12
+WITH_GENERATOR = {
+    "random": lambda generator: RandomSampler(range(9), generator=generator),
+    "subset": lambda generator: SubsetRandomSampler([1, 2], generator),
+    "weighted": lambda generator: agnoload.WeightedRandomSampler([1, 2], 2, generator=generator),
+    "balanced": lambda generator: agnoload.BalancedBatchSampler([0, 1], 2, generator=generator),
+    "classes": lambda generator: agnoload.ClassUniformBatchSampler([0, 1], 2, 1, generator=generator),
+    "cyclic": lambda generator: agnoload.CyclicClassBatchSampler([0, 1], 2, 2, generator=generator),
+    "buckets": lambda generator: agnoload.BucketBatchSampler([1, 2], 2, generator=generator),
+}
 
-    sampler = BatchSampler(RandomSampler(range(9), generator=Foreign()), 2, False)
-    with pytest.raises(OptionError, match=r"generator must be a numpy.random.Generator.*got .*Foreign"):
-        next(iter(sampler))
-    sampler.settle(seed_from=lambda generator: generator.number)
-    assert sampler.seed == 12
-    assert list(sampler) == list(BatchSampler(RandomSampler(range(9), seed=12), 2, False))
-    assert pickle.loads(pickle.dumps(sampler)).seed == 12
+
+@pytest.mark.parametrize("generator", ["x", True, 1.5, -1, [1], object()])
+@pytest.mark.parametrize("make", WITH_GENERATOR.values(), ids=WITH_GENERATOR)
+def test_what_is_no_generator_is_refused_at_once(make, generator):
+    with pytest.raises(OptionError, match=r"generator must be .*got"):
+        make(generator)
+
+
+@pytest.mark.parametrize("make", WITH_GENERATOR.values(), ids=WITH_GENERATOR)
+def test_a_frameworks_generator_gives_the_seed_at_once(make):
+    torch = pytest.importorskip("torch")
+    generator, other = torch.Generator().manual_seed(3), torch.Generator().manual_seed(3)
+    sampler, alike, following = make(generator), make(other), make(other)
+    assert sampler.seed == alike.seed != following.seed
+    assert list(sampler) == list(alike)
+    assert pickle.loads(pickle.dumps(sampler)).seed == sampler.seed
+
+
+def test_draws_from_nothing_are_refused_at_once():
+    with pytest.raises(OptionError, match="num_samples must be 0 for an empty data_source, got 3"):
+        RandomSampler([], num_samples=3)
+    assert list(RandomSampler([], replacement=True)) == []
 
 
 def test_a_seed_and_a_generator_together_are_refused():

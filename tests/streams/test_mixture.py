@@ -184,3 +184,9 @@ def test_a_mixture_pickles_and_says_what_it_is(kit):
     mixture = Mixture([[1, 2], [3]], [2, 1], stop="last", per="batch", batch_size=3)
     assert list(pickle.loads(pickle.dumps(mixture))) == list(mixture)
     assert repr(mixture) == "Mixture([[1, 2], [3]], [2.0, 1.0], stop='last', per='batch')"
+
+
+@pytest.mark.parametrize(("name", "value"), [("seed", "x"), ("seed", -1), ("shuffle", "x"), ("with_source", 1)])
+def test_options_of_the_wrong_kind_are_refused_at_once(name, value):
+    with pytest.raises(OptionError, match=rf"{name} must be .* got {value!r}"):
+        Mixture([range(3)], [1.0], **{name: value})
