@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks import loaders
+
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "results.json"
+RIVALS = HERE / "results" / "rivals.json"
 CHART = HERE.parent / "docs" / "images" / "performance.svg"
 PAGES = [HERE.parent / "README.md", HERE.parent / "docs" / "performance.md"]
 
@@ -62,12 +67,17 @@ def figure(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
+def unasked(run: dict[str, Any]) -> bool:
+    """Whether a loader was not made for a workload, rather than unable to bear it."""
+    return bool(run.get("error") == f"no {run['loader']} for this workload")
+
+
 class Results:
     """All runs of one session of measuring, by workload and loader."""
 
     def __init__(self, document: dict[str, Any]) -> None:
         self.document = document
-        self.runs: list[dict[str, Any]] = document["runs"]
+        self.runs: list[dict[str, Any]] = [run for run in document["runs"] if not unasked(run)]
         self.loaders = list(dict.fromkeys(run["loader"] for run in self.runs))
         self.workloads = [name for name in HEADLINES if any(run["workload"] == name for run in self.runs)]
 
@@ -87,6 +97,19 @@ class Results:
             return None
         return ours / theirs if HEADLINES[workload].more_is_better else theirs / ours
 
+    def ratios(self, workload: str, rival: str, key: str | None = None) -> list[float]:
+        """The same round by round, which a machine that has other work does not disturb as much; sorted.
+
+        `key`: of another figure, less of which is better.
+        """
+        line = HEADLINES[workload]
+        more, key = (False, key) if key else (line.more_is_better, line.key)
+        ours, theirs = (
+            [float(r[key]) for r in self.runs if (r["workload"], r["loader"]) == (workload, name) and key in r]
+            for name in ["agnoload", rival]
+        )
+        return sorted(a / b if more else b / a for a, b in zip(ours, theirs, strict=False) if a and b)
+
     def failure(self, workload: str, loader: str) -> str | None:
         for run in self.runs:
             if (run["workload"], run["loader"]) == (workload, loader) and "error" in run:
@@ -98,14 +121,14 @@ class Results:
         values = [v * line.scale for v in self.values(workload, loader, line.key)]
         if not values:
             failure = self.failure(workload, loader)
-            return "refused" if failure and "no floor" not in failure else ""
+            return "refused" if failure else ""
         text = f"{figure(median(values))} {line.unit}"
         if spread and len(values) > 1:
             text += f" ({figure(values[0])} to {figure(values[-1])})"
         return text
 
 
-def _table(head: list[str], rows: list[list[str]]) -> str:
+def markdown_table(head: list[str], rows: list[list[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
@@ -117,7 +140,28 @@ def short_table(results: Results) -> str:
         ratio = results.ratio(name, "torch")
         cells = [results.cell(name, loader, spread=False) for loader in ["agnoload", "torch"]]
         rows.append([HEADLINES[name].what, *cells, f"**{figure(ratio)} x**" if ratio else ""])
-    return _table(["", "agnoload", "torch", ""], rows)
+    return markdown_table(["", "agnoload", "torch", ""], rows)
+
+
+def rivals_table(results: Results) -> str:
+    """How many times better than each rival, round by round: median, least and greatest, and the same of CPU time.
+
+    Nothing where there are no rivals.
+    """
+    rivals = [name for name in loaders.RIVALS if name in results.loaders]
+    if not rivals:
+        return ""
+    others = [name for name in ("torch", *rivals, "floor") if name in results.loaders]
+    rows = []
+    for name in results.workloads:
+        cells = []
+        for rival in others:
+            found, cpu = results.ratios(name, rival), results.ratios(name, rival, "cpu_ms")
+            cell = f"{figure(median(found))} ({figure(found[0])} to {figure(found[-1])})" if found else ""
+            cells.append(cell + (f", CPU {figure(median(cpu))}" if cpu else ""))
+        if any(cells):
+            rows.append([f"`{name}`", HEADLINES[name].what, *cells])
+    return markdown_table(["workload", "", *[f"x {name}" for name in others]], rows)
 
 
 def full_table(results: Results) -> str:
@@ -127,7 +171,7 @@ def full_table(results: Results) -> str:
         ratios = [results.ratio(name, rival) for rival in ["torch", "floor"]]
         cells = [results.cell(name, loader, spread=True) for loader in results.loaders]
         rows.append([f"`{name}`", HEADLINES[name].what, *cells, *[figure(r) if r else "" for r in ratios]])
-    return _table(["workload", "", *results.loaders, "x torch", "x floor"], rows)
+    return markdown_table(["workload", "", *results.loaders, "x torch", "x floor"], rows)
 
 
 def detail_table(results: Results) -> str:
@@ -140,7 +184,7 @@ def detail_table(results: Results) -> str:
             cells = [figure(median(v) * DETAILS[k][1]) if v else "" for k, v in zip(keys, found, strict=True)]
             if any(cells):
                 rows.append([f"`{name}`", loader, *cells])
-    return _table(["workload", "loader", *[DETAILS[k][0] for k in keys]], rows)
+    return markdown_table(["workload", "loader", *[DETAILS[k][0] for k in keys]], rows)
 
 
 def conditions(results: Results) -> str:
@@ -189,18 +233,30 @@ def draw(results: Results, path: Path = CHART) -> None:
         pyplot.close(chart)
 
 
-def fill(page: str, results: Results) -> str:
-    """A page with its marked places (`<!-- figures: NAME -->` to `<!-- end -->`) written anew."""
-    parts = {"short": short_table, "full": full_table, "detail": detail_table, "conditions": conditions}
+Part = Callable[[Results], str]
+PARTS: dict[str, Part] = {
+    "short": short_table,
+    "full": full_table,
+    "detail": detail_table,
+    "conditions": conditions,
+}
+RIVAL_PARTS: dict[str, Part] = {"rivals": rivals_table, "rivals_conditions": conditions}
+
+
+def fill(page: str, results: Results, parts: dict[str, Part] = PARTS) -> str:
+    """A page with those of its marked places (`<!-- figures: NAME -->` to `<!-- end -->`) written anew."""
 
     def write(match: re.Match[str]) -> str:
-        return f"{match[1]}\n{parts[match[2]](results)}\n{match[3]}"
+        return f"{match[1]}\n{parts[match[2]](results)}\n{match[3]}" if match[2] in parts else match[0]
 
     return re.sub(r"(<!-- figures: (\w+) -->)\n.*?(<!-- end -->)", write, page, flags=re.DOTALL)
 
 
-def publish(results: Results) -> None:
-    """Write the chart, and the tables of the README and the performance page."""
+def publish(path: Path = RESULTS) -> None:
+    """Write the chart, and the tables of the README and the performance page; the rivals have a file of their own."""
+    results = Results(json.loads(path.read_text()))
     draw(results)
+    rivals = Results(json.loads(RIVALS.read_text())) if RIVALS.exists() else None
     for page in PAGES:
-        page.write_text(fill(page.read_text(), results))
+        text = fill(page.read_text(), results)
+        page.write_text(fill(text, rivals, RIVAL_PARTS) if rivals else text)
