@@ -116,7 +116,7 @@ def draw(document: dict[str, Any], folder: Path = CHARTS) -> None:
     import matplotlib
 
     matplotlib.use("svg")
-    from matplotlib import pyplot
+    from matplotlib import pyplot, ticker
 
     colours = {"agnoload": "#2a6f97", "torch": "#d1603d", "floor": "#999999"}
     for curve in CURVES:
@@ -129,8 +129,10 @@ def draw(document: dict[str, Any], folder: Path = CHARTS) -> None:
                 axes.fill_between(at, [found[v][0] for v in at], [found[v][-1] for v in at], color=colour, alpha=0.2)
             axes.set_xscale("symlog" if 0 in curve.values else "log")
             axes.set_xticks(curve.values, [short(value) for value in curve.values])
-            axes.minorticks_off()
             axes.set_yscale("log")
+            axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5) if curve.key == "rate" else (1,)))
+            axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+            axes.minorticks_off()
             axes.set_title(curve.title, loc="left", fontsize=10)
             axes.set_ylabel(curve.unit)
             axes.grid(alpha=0.3)
