@@ -89,9 +89,10 @@ def of_arrays(loader: str, batch_size: int, **options: Any) -> Any:
     if loader == "grain":
         import grain
 
-        rows = grain.MapDataset.zip((grain.MapDataset.source(images), grain.MapDataset.source(labels)))
-        alone = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
-        return rows.shuffle(seed=0).batch(batch_size).to_iter_dataset(alone)
+        indices = grain.MapDataset.range(len(labels)).shuffle(seed=0).batch(batch_size)
+        return indices.map(
+            lambda chosen: (images[chosen], labels[chosen])
+        )  # it reads ahead in threads, as is best here
     if loader == "jax-dataloader":
         import jax_dataloader
 
