@@ -46,7 +46,7 @@ from agnoload.samplers import (
     imbalance_weights,
 )
 from agnoload.seeding import sample_rng
-from agnoload.stats import Stats
+from agnoload.stats import Benchmark, Stats
 from agnoload.streams import (
     ChainDataset,
     FileStream,
@@ -83,6 +83,7 @@ __all__ = [
     "BalancedBatchSampler",
     "Batch",
     "BatchSampler",
+    "Benchmark",
     "BucketBatchSampler",
     "CachedDataset",
     "ChainDataset",

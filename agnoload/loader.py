@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import fields
 from functools import partial
-from typing import Any, Generic, Literal, NamedTuple, Self, TypeVar, Unpack, overload
+from typing import Any, Generic, Literal, Self, TypeVar, Unpack, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,7 +45,7 @@ from agnoload.samplers.basic import RandomSampler, SequentialSampler
 from agnoload.samplers.sampler import SeededSampler, effective_seed, is_transparent
 from agnoload.seeding import Rewinder, SampleContext
 from agnoload.state import Place, capture, restore
-from agnoload.stats import Recorder, Stats, Timeline, size_of
+from agnoload.stats import Benchmark, Recorder, Stats, Timeline, size_of
 from agnoload.streams import StreamPlan, length_or_none, need_length, settle_ranks, split_of
 from agnoload.tolerance import Ceiling
 from agnoload.typed import (
@@ -821,32 +821,6 @@ class DataLoader(Generic[SampleT, BatchT]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-class Benchmark(NamedTuple):
-    """What `loader.benchmark()` found: batches a second of the loader alone and at its ceiling."""
-
-    loader: float
-    ceiling: float
-    first_batch: float
-    """Seconds until the first batch, workers started."""
-    batch_size: float
-    """Samples a batch, on average."""
-    verdict: str
-
-    def __str__(self) -> str:
-        return (
-            f"the loader alone: {self.loader:,.1f} batches/s, {self.loader * self.batch_size:,.0f} samples/s, "
-            f"the first batch after {self.first_batch:.2f} s\n"
-            f"one batch again and again: {self.ceiling:,.1f} batches/s, the most that it can give\n{self.advice}"
-        )
-
-    @property
-    def advice(self) -> str:
-        """What to do with these numbers."""
-        if self.loader > 0.5 * self.ceiling:
-            return "loading takes little: the rest is a batch's way to the user, and larger batches make it cheaper"
-        return f"a loop that spends {1e3 / self.loader:.3g} ms or more on a batch need not wait. {self.verdict}"
 
 
 class _Again:

@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 
 from benchmarks import report
+from benchmarks.loaders import LOADERS, reason_against
 from benchmarks.measure import family_mib, machine
 from benchmarks.run_one import QUESTIONS
 
@@ -63,23 +64,33 @@ def measure(workloads: list[str], loaders: list[str], rounds: int, quick: bool) 
     return runs
 
 
+def installed(loaders: list[str]) -> list[str]:
+    """Those that can be measured here; of the others it is said why not."""
+    reasons = {loader: reason_against(loader) for loader in loaders}
+    for reason in filter(None, reasons.values()):
+        print(f"left out: {reason}", file=sys.stderr)
+    return [loader for loader, reason in reasons.items() if reason is None]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("workloads", nargs="*", metavar="workload", help=f"all when none of {', '.join(QUESTIONS)}")
-    parser.add_argument("--loaders", default="agnoload,torch,floor", help="which, by commas; grain too for streams")
+    parser.add_argument("--loaders", default=",".join(LOADERS), help="which, by commas; all that are installed")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="one short round on small data, to see that it works")
     parser.add_argument("--json", type=Path, metavar="FILE", help="keep the runs there, with date, machine and command")
-    parser.add_argument("--table", action="store_true", help="measure nothing: write tables and chart from that file")
+    parser.add_argument(
+        "--table", action="store_true", help="measure nothing: write tables and charts from what is kept"
+    )
     options = parser.parse_args()
     if unknown := set(options.workloads) - set(QUESTIONS):
         parser.error(f"there is no workload {', '.join(sorted(unknown))}; there are {', '.join(QUESTIONS)}")
 
     if options.table:
-        report.publish(report.Results(json.loads((options.json or report.RESULTS).read_text())))
+        report.publish(options.json or report.RESULTS)
         return
     rounds = 1 if options.quick else options.rounds
-    loaders = options.loaders.split(",")
+    loaders = installed(options.loaders.split(","))
     document = {
         "machine": machine(),
         "command": " ".join(["python -m benchmarks", *sys.argv[1:]]),
@@ -89,7 +100,8 @@ def main() -> None:
     results = report.Results(document)
     if options.json:
         options.json.write_text(json.dumps(document, indent=1) + "\n")
-    print(report.full_table(results), report.detail_table(results), report.conditions(results), sep="\n\n")
+    tables = [report.full_table, report.rivals_table, report.detail_table, report.conditions]
+    print(*filter(None, (table(results) for table in tables)), sep="\n\n")
 
 
 if __name__ == "__main__":

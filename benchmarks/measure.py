@@ -58,7 +58,7 @@ def processor() -> str:
 def machine() -> dict[str, Any]:
     """Date, machine and versions: what a figure is worth nothing without."""
     versions = {}
-    for package in ["agnoload", "numpy", "torch", "grain", "spdl_core", "jax-dataloader"]:
+    for package in ["agnoload", "numpy", "torch", "grain", "spdl", "jax-dataloader", "jax"]:
         with suppress(importlib.metadata.PackageNotFoundError):
             versions[package] = importlib.metadata.version(package)
     return {

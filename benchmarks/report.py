@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks import loaders
+
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "results.json"
+RIVALS = HERE / "results" / "rivals.json"
 CHART = HERE.parent / "docs" / "images" / "performance.svg"
 PAGES = [HERE.parent / "README.md", HERE.parent / "docs" / "performance.md"]
 
@@ -64,12 +69,17 @@ def figure(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
+def unasked(run: dict[str, Any]) -> bool:
+    """Whether a loader was not made for a workload, rather than unable to bear it."""
+    return bool(run.get("error") == f"no {run['loader']} for this workload")
+
+
 class Results:
     """All runs of one session of measuring, by workload and loader."""
 
     def __init__(self, document: dict[str, Any]) -> None:
         self.document = document
-        self.runs: list[dict[str, Any]] = document["runs"]
+        self.runs: list[dict[str, Any]] = [run for run in document["runs"] if not unasked(run)]
         self.loaders = list(dict.fromkeys(run["loader"] for run in self.runs))
         self.workloads = [name for name in HEADLINES if any(run["workload"] == name for run in self.runs)]
 
@@ -89,6 +99,19 @@ class Results:
             return None
         return ours / theirs if HEADLINES[workload].more_is_better else theirs / ours
 
+    def ratios(self, workload: str, rival: str, key: str | None = None) -> list[float]:
+        """The same round by round, which a machine that has other work does not disturb as much; sorted.
+
+        `key`: of another figure, less of which is better.
+        """
+        line = HEADLINES[workload]
+        more, key = (False, key) if key else (line.more_is_better, line.key)
+        ours, theirs = (
+            [float(r[key]) for r in self.runs if (r["workload"], r["loader"]) == (workload, name) and key in r]
+            for name in ["agnoload", rival]
+        )
+        return sorted(a / b if more else b / a for a, b in zip(ours, theirs, strict=False) if a and b)
+
     def failure(self, workload: str, loader: str) -> str | None:
         for run in self.runs:
             if (run["workload"], run["loader"]) == (workload, loader) and "error" in run:
@@ -100,14 +123,14 @@ class Results:
         values = [v * line.scale for v in self.values(workload, loader, line.key)]
         if not values:
             failure = self.failure(workload, loader)
-            return "refused" if failure and "no floor" not in failure else ""
+            return "refused" if failure else ""
         text = f"{figure(median(values))} {line.unit}"
         if spread and len(values) > 1:
             text += f" ({figure(values[0])} to {figure(values[-1])})"
         return text
 
 
-def _table(head: list[str], rows: list[list[str]]) -> str:
+def markdown_table(head: list[str], rows: list[list[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
@@ -119,7 +142,28 @@ def short_table(results: Results) -> str:
         ratio = results.ratio(name, "torch")
         cells = [results.cell(name, loader, spread=False) for loader in ["agnoload", "torch"]]
         rows.append([HEADLINES[name].what, *cells, f"**{figure(ratio)} x**" if ratio else ""])
-    return _table(["", "agnoload", "torch", ""], rows)
+    return markdown_table(["", "agnoload", "torch", ""], rows)
+
+
+def rivals_table(results: Results) -> str:
+    """How many times better than each rival, round by round: median, least and greatest, and the same of CPU time.
+
+    Nothing where there are no rivals.
+    """
+    rivals = [name for name in loaders.RIVALS if name in results.loaders]
+    if not rivals:
+        return ""
+    others = [name for name in ("torch", *rivals, "floor") if name in results.loaders]
+    rows = []
+    for name in results.workloads:
+        cells = []
+        for rival in others:
+            found, cpu = results.ratios(name, rival), results.ratios(name, rival, "cpu_ms")
+            cell = f"{figure(median(found))} ({figure(found[0])} to {figure(found[-1])})" if found else ""
+            cells.append(cell + (f", CPU {figure(median(cpu))}" if cpu else ""))
+        if any(cells):
+            rows.append([f"`{name}`", HEADLINES[name].what, *cells])
+    return markdown_table(["workload", "", *[f"x {name}" for name in others]], rows)
 
 
 def full_table(results: Results) -> str:
@@ -129,7 +173,7 @@ def full_table(results: Results) -> str:
         ratios = [results.ratio(name, rival) for rival in ["torch", "floor"]]
         cells = [results.cell(name, loader, spread=True) for loader in results.loaders]
         rows.append([f"`{name}`", HEADLINES[name].what, *cells, *[figure(r) if r else "" for r in ratios]])
-    return _table(["workload", "", *results.loaders, "x torch", "x floor"], rows)
+    return markdown_table(["workload", "", *results.loaders, "x torch", "x floor"], rows)
 
 
 def detail_table(results: Results) -> str:
@@ -142,7 +186,7 @@ def detail_table(results: Results) -> str:
             cells = [figure(median(v) * DETAILS[k][1]) if v else "" for k, v in zip(keys, found, strict=True)]
             if any(cells):
                 rows.append([f"`{name}`", loader, *cells])
-    return _table(["workload", "loader", *[DETAILS[k][0] for k in keys]], rows)
+    return markdown_table(["workload", "loader", *[DETAILS[k][0] for k in keys]], rows)
 
 
 def conditions(results: Results) -> str:
@@ -167,39 +211,54 @@ def draw(results: Results, path: Path = CHART) -> None:
     names.sort(key=lambda n: results.ratio(n, "torch") or 0)
     ratios = [results.ratio(n, "torch") or 0 for n in names]
     style = {"font.family": "sans-serif", "font.size": 10, "svg.hashsalt": "agnoload", "svg.fonttype": "none"}
-    with pyplot.rc_context(style):
-        chart, axes = pyplot.subplots(figsize=(9, 0.5 * len(names) + 1.1))
+    with pyplot.rc_context(style):  # small, and what a bar means above it: a phone shows it as it is
+        chart, axes = pyplot.subplots(figsize=(5.6, 0.62 * len(names) + 1.1))
         lengths = [min(ratio, LONGEST_BAR) for ratio in ratios]
-        axes.barh([HEADLINES[n].what.replace("`", "") for n in names], lengths, color="#2a6f97", height=0.62)
+        least = min(1, *ratios) * 0.9
+        axes.barh(range(len(names)), lengths, color="#2a6f97", height=0.36)
         axes.set_xscale("log")
-        axes.set_xlim(min(1, *ratios) * 0.9, LONGEST_BAR * 12)
-        axes.set_xticks([1, 2, 5, 10, 20, 50, 100])
+        axes.set_xlim(least, max(*lengths) * 12)
+        axes.set_xticks([t for t in (1, 2, 5, 10, 20, 50, 100) if t <= max(*lengths) * 1.5])
+        axes.set_yticks([])
         axes.minorticks_off()
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
         for row, (name, ratio, length) in enumerate(zip(names, ratios, lengths, strict=True)):
+            axes.vlines(1, row - 0.26, row + 0.26, color="#444", linewidth=1)
+            axes.text(least * 1.02, row + 0.24, HEADLINES[name].what.replace("`", ""), va="bottom")
             pair = " against ".join(results.cell(name, loader, spread=False) for loader in ["agnoload", "torch"])
-            axes.text(length * 1.08, row, f"{figure(ratio)} x   ({pair})", va="center", fontsize=9)
-        axes.axvline(1, color="#444", linewidth=1)
-        axes.set_title("Times better than torch's DataLoader (agnoload against torch)", loc="left", fontsize=11)
-        axes.spines[["top", "right"]].set_visible(False)
+            axes.text(length * 1.06, row, f"{figure(ratio)} x   ({pair})", va="center", fontsize=9)
+        axes.set_title("Times better than torch's DataLoader (agnoload against torch)", loc="left", fontsize=10, pad=14)
+        axes.spines[["top", "right", "left"]].set_visible(False)
         axes.set_facecolor("white")
         path.parent.mkdir(parents=True, exist_ok=True)
         chart.savefig(path, format="svg", bbox_inches="tight", metadata={"Date": None}, facecolor="white")
         pyplot.close(chart)
 
 
-def fill(page: str, results: Results) -> str:
-    """A page with its marked places (`<!-- figures: NAME -->` to `<!-- end -->`) written anew."""
-    parts = {"short": short_table, "full": full_table, "detail": detail_table, "conditions": conditions}
+Part = Callable[[Results], str]
+PARTS: dict[str, Part] = {
+    "short": short_table,
+    "full": full_table,
+    "detail": detail_table,
+    "conditions": conditions,
+}
+RIVAL_PARTS: dict[str, Part] = {"rivals": rivals_table, "rivals_conditions": conditions}
+
+
+def fill(page: str, results: Results, parts: dict[str, Part] = PARTS) -> str:
+    """A page with those of its marked places (`<!-- figures: NAME -->` to `<!-- end -->`) written anew."""
 
     def write(match: re.Match[str]) -> str:
-        return f"{match[1]}\n{parts[match[2]](results)}\n{match[3]}"
+        return f"{match[1]}\n{parts[match[2]](results)}\n{match[3]}" if match[2] in parts else match[0]
 
     return re.sub(r"(<!-- figures: (\w+) -->)\n.*?(<!-- end -->)", write, page, flags=re.DOTALL)
 
 
-def publish(results: Results) -> None:
-    """Write the chart, and the tables of the README and the performance page."""
+def publish(path: Path = RESULTS) -> None:
+    """Write the chart, and the tables of the README and the performance page; the rivals have a file of their own."""
+    results = Results(json.loads(path.read_text()))
     draw(results)
+    rivals = Results(json.loads(RIVALS.read_text())) if RIVALS.exists() else None
     for page in PAGES:
-        page.write_text(fill(page.read_text(), results))
+        text = fill(page.read_text(), results)
+        page.write_text(fill(text, rivals, RIVAL_PARTS) if rivals else text)

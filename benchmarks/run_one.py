@@ -122,6 +122,8 @@ def _sampler_module(loader: str) -> Any:
         import agnoload
 
         return agnoload
+    if loader != "torch":
+        raise LookupError(f"no {loader} for this workload")
     import torch.utils.data
 
     return torch.utils.data
@@ -145,15 +147,24 @@ def weighted(loader: str, name: str, quick: bool) -> Figures:
     return figures | {"bytes_a_weight": (_peak_mib() - peak) * 2**20 / count}
 
 
+def _shuffles(loader: str) -> Callable[[int], Any]:
+    """What gives the first index of a shuffle of so many."""
+    if loader == "floor":
+        return lambda count: np.random.default_rng(0).permutation(count)[0]
+    if loader == "grain":
+        import grain
+
+        return lambda count: grain.MapDataset.range(count).shuffle(seed=0)[0]
+    module = _sampler_module(loader)
+    return lambda count: next(iter(module.RandomSampler(range(count))))
+
+
 def shuffle(loader: str, name: str, quick: bool) -> Figures:
     """Seconds to the first index of a shuffle of 1e8, and memory beside what was there."""
     count = changed(name)[1].get("length", 10**6 if quick else 10**8)
-    module = None if loader == "floor" else _sampler_module(loader)
+    begin = _shuffles(loader)
     peak, begun = _peak_mib(), time.perf_counter()
-    if module is None:
-        _ = np.random.default_rng(0).permutation(count)[0]
-    else:
-        next(iter(module.RandomSampler(range(count))))
+    begin(count)
     return {"seconds": time.perf_counter() - begun, "extra_mib": _peak_mib() - peak}
 
 

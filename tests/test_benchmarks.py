@@ -84,19 +84,100 @@ def leaves(batch: Any) -> list[np.ndarray]:
     return list(batch.values() if isinstance(batch, dict) else batch)
 
 
+def needs(loader: str) -> None:
+    if reason := module("loaders").reason_against(loader):
+        pytest.skip(reason)
+
+
+SAME = """
+import itertools, sys
+import numpy as np
+from benchmarks import floor, loaders, workloads
+
+def leaves(batch):
+    return list(batch.values()) if isinstance(batch, dict) else list(batch)
+
+if __name__ == "__main__":
+    loader = sys.argv[1]
+    for stream in [workloads.Stream(workloads.Rows, 4), workloads.Stream(workloads.Fields, 4)]:
+        theirs = iter(loaders.of_stream(loader, stream))
+        for ours in itertools.islice(floor.batches(stream), 5):
+            for a, b in zip(leaves(ours), leaves(next(theirs)), strict=True):
+                np.testing.assert_array_equal(a, np.asarray(b), strict=True)
+        del theirs
+    print("same")
+"""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("loader", ["agnoload", "torch", "floor"])
+@pytest.mark.parametrize("loader", ["torch", "grain", "spdl"])
+def test_rivals_are_given_the_same_work(loader: str, tmp_path: Path) -> None:
+    needs(loader)
+    script = tmp_path / "same.py"
+    script.write_text(SAME)
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    command = [sys.executable, str(script), loader]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout == "same\n", done.stderr
+
+
+def test_a_loader_that_is_not_there_is_left_out_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main = module("__main__")
+    monkeypatch.setitem(module("loaders").LOADERS, "grain", "a_module_that_is_nowhere")
+    assert main.installed(["agnoload", "grain", "floor", "another"]) == ["agnoload", "floor"]
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == "left out: grain is not installed"
+    assert said[1].startswith("left out: there is no loader another; there are agnoload, ")
+
+
+def test_rivals_are_compared_round_by_round_and_only_those_that_ran() -> None:
+    ours = [run("agnoload", "small", v) for v in (100, 300, 200)]
+    theirs = [run("grain", "small", v) for v in (10, 10, 100)]
+    unable = {"loader": "spdl", "workload": "small", "error": "no spdl for this workload"}
+    table = module("report").rivals_table(results(*ours, *theirs, unable))
+    assert "| x grain |" in table
+    assert "spdl" not in table
+    assert "| 10 (2 to 30) |" in table
+    assert module("report").rivals_table(results(*ours)) == ""
+
+
+def point(loader: str, value: int, rate: float, cpu_ms: float) -> dict[str, Any]:
+    return run(loader, f"fields@count={value}", rate) | {"cpu_ms": cpu_ms}
+
+
+def test_a_curve_compares_within_rounds() -> None:
+    curves, report = module("curves"), module("report")
+    ours = [point("agnoload", 3, rate, 2.0) for rate in (100, 10, 400)]
+    theirs = [point("torch", 3, rate, 8.0) for rate in (10, 10, 10)]
+    table = curves.table(results(*ours, *theirs))
+    assert "| fields a sample, 256 a batch | 3 | 10 (1 to 40) |  | 4 (4 to 4) |  |  |" in table
+    page = "<!-- figures: short -->\nold\n<!-- end -->\n<!-- figures: curves -->\n<!-- end -->\n"
+    filled = report.fill(page, results(*ours, *theirs), curves.PARTS)
+    assert "\nold\n" in filled
+    assert table in filled
+
+
+def test_each_curve_has_a_chart_on_the_page() -> None:
+    page = (ROOT / "docs" / "performance.md").read_text()
+    for curve in module("curves").CURVES:
+        assert f"](images/{curve.file})" in page
+        assert (ROOT / "docs" / "images" / curve.file).is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loader", ["agnoload", "torch", "grain", "spdl", "jax-dataloader", "floor"])
 def test_every_workload_can_be_run(loader: str) -> None:
     pytest.importorskip("PIL")
-    if loader == "torch":
-        pytest.importorskip("torch")
+    needs(loader)
     for workload in [*module("run_one").QUESTIONS, "fields@count=3,batch_size=8,workers=1"]:
         command = [sys.executable, "-m", "benchmarks.run_one", loader, workload, "--quick"]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == 0, (workload, done.stderr)
         figures = json.loads(done.stdout)
         headline = module("report").HEADLINES[workload.partition("@")[0]]
-        assert headline.key in figures or "no floor" in figures["error"], figures
+        assert headline.key in figures or figures["error"] == f"no {loader} for this workload", figures
 
 
 @pytest.mark.slow

@@ -182,13 +182,24 @@ def make_images(folder: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["tabular.py", "text.py", "image_folder.py"])
-def test_both_loaders_train_to_the_same_loss(name: str, tmp_path: Path) -> None:
-    needs("torch", "sklearn", "PIL")
+@pytest.mark.parametrize(
+    ("name", "modules"),
+    [
+        ("tabular.py", ["sklearn"]),
+        ("text.py", []),
+        ("image_folder.py", ["PIL"]),
+        ("hdf5.py", ["h5py"]),
+        ("hugging_face.py", ["datasets", "sklearn"]),
+    ],
+)
+def test_both_loaders_train_to_the_same_loss(name: str, modules: list[str], tmp_path: Path) -> None:
+    needs("torch", *modules)
     arguments = []
     if name == "image_folder.py":
         make_images(tmp_path)
         arguments = [str(tmp_path), "--plain"]
+    elif name in ("hdf5.py", "hugging_face.py"):
+        arguments = [str(tmp_path / "data")]  # written by the first run
     ours, theirs = (run_example(name, *arguments, "--loader", loader) for loader in ["agnoload", "torch"])
     assert ours.startswith("loss: ")
     assert ours == theirs

@@ -60,9 +60,13 @@ def test_figures_come_from_the_measured_runs(page: str, monkeypatch: pytest.Monk
     monkeypatch.syspath_prepend(str(ROOT))
     import json
 
-    from benchmarks import report
+    from benchmarks import curves, report
 
     text = (ROOT / page).read_text()
     assert "<!-- figures:" in text
-    if report.RESULTS.exists():
-        assert report.fill(text, report.Results(json.loads(report.RESULTS.read_text()))) == text
+    for kept, parts in [
+        (report.RESULTS, report.PARTS),
+        (report.RIVALS, report.RIVAL_PARTS),
+        (curves.RESULTS, curves.PARTS),
+    ]:
+        assert report.fill(text, report.Results(json.loads(kept.read_text())), parts) == text

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import agnoload
-from agnoload.loader import Benchmark
+from agnoload import Benchmark
 
 
 class Waiting(agnoload.Dataset[int]):
