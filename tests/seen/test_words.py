@@ -129,7 +129,8 @@ def test_a_loader_says_little_of_much() -> None:
 
 def test_a_loader_without_a_length_has_words_too() -> None:
     loader = agnoload.DataLoader(Count(), 4, seed=1)
-    next(iter(loader))
+    iterator = iter(loader)
+    next(iterator)
     assert repr(loader) == "DataLoader(Count(), batch_size=4, num_workers=0, seed=1, epoch 0)"
     list(loader)
     assert repr(loader).endswith("epoch 2)")
