@@ -530,7 +530,7 @@ def test_a_share_is_judged_at_the_end_of_each_epoch_of_many() -> None:
 @pytest.mark.parametrize("counts", [None, 3, "ab", {}, [1], [1, 2, 3], [-1, 2], [1, 2.0], [True, 2], [1, 1 << 63]])
 def test_counts_in_a_state_that_are_none_are_refused(counts) -> None:
     data = loader(Holes(), 4, max_failed=2, on_error="skip")
-    with pytest.raises(StateError, match="failed in a state must be a (list of 2|non-negative int below)"):
+    with pytest.raises(StateError, match=r"failed in a state must be a (list of 2|non-negative int below)"):
         data.load_state_dict({**data.state_dict(), "failed": counts})
 
 
