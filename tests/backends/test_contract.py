@@ -58,6 +58,7 @@ class Placing(Boxed):
         return lambda: batch
 
 
+@pytest.mark.slow
 def test_a_good_backend_passes_with_and_without_a_device() -> None:
     check_backend(Boxed)
     check_backend(Placing(), "far")
@@ -199,6 +200,7 @@ class Alone(Boxed):
         return 1, 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "device", "complaint"),
     [

@@ -122,6 +122,7 @@ def backend() -> Any:
     return get_backend("cupy")
 
 
+@pytest.mark.slow
 def test_faked_the_contract_holds_where_copies_are_instant() -> None:
     settings.done = True
     check_backend("cupy")

@@ -179,6 +179,7 @@ def test_c02_narrowing_is_announced_once_a_loader_and_never_silent(placed: bool)
         assert arrays[1].tolist() == [1.5, float("inf")]
 
 
+@pytest.mark.slow
 def test_with_64_bits_nothing_narrows_and_the_memory_is_shared() -> None:
     code = """
         import numpy as np, agnoload
@@ -355,6 +356,7 @@ EIGHT = """
 """
 
 
+@pytest.mark.slow
 def test_eight_devices_sharded_committed_and_not() -> None:
     assert run(EIGHT, XLA_FLAGS="--xla_force_host_platform_device_count=8", JAX_PLATFORMS="cpu") == "ok\n"
 
@@ -391,6 +393,7 @@ HOST = """
 """
 
 
+@pytest.mark.slow
 def test_two_processes_make_one_global_array() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

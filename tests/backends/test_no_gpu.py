@@ -25,6 +25,7 @@ REFUSED = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "device", "reason"),
     [

@@ -78,6 +78,7 @@ def test_our_three_backends_are_found_by_their_entry_points() -> None:
         assert kind.requirement == f"agnoload[{name}]"
 
 
+@pytest.mark.slow
 def test_finding_and_loading_our_backends_imports_no_framework() -> None:
     code = (
         "import sys, agnoload.plugins as p; p.loaded_backends(); p.worker_environment(); p.plugin_table();"

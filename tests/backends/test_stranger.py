@@ -70,6 +70,7 @@ def test_the_pages_backend_is_found_by_its_entry_point(stranger: Path) -> None:
     assert "ctypes" not in agnoload.list_backends()  # only there
 
 
+@pytest.mark.slow
 def test_the_pages_own_tests_pass_there(stranger: Path) -> None:
     out = run(stranger, "-m", "pytest", "-q", "-p", "no:cacheprovider", "project/test_agnoload_ctypes.py")
     assert "2 passed" in out

@@ -199,6 +199,7 @@ def test_pinning_without_a_gpu_is_one_warning_and_right_data(backend: Any) -> No
     undo()
 
 
+@pytest.mark.slow
 def test_the_generator_is_seeded_saved_and_put_back_without_touching_cuda() -> None:
     code = (
         "import torch, agnoload.plugins as p\n"

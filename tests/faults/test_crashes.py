@@ -216,6 +216,7 @@ for batch in agnoload.DataLoader(Data(), 1, num_workers=2, collate_fn=list):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("deed", ["os._exit", "SIGKILL", "SIGSEGV", "hang"])
 def test_a_parent_that_dies_over_a_batch_leaves_nothing(deed: str, program) -> None:
     one = program(PARENT.format(deed=deed))
@@ -282,6 +283,7 @@ class InTheBackground(Rendezvous):
             pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", STARTED)
 @pytest.mark.parametrize("deed", DEEDS)
 def test_what_a_thread_does_in_an_idle_worker_is_a_death_or_nothing(deed: str, method: str, tmp_path) -> None:

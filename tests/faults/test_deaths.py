@@ -325,6 +325,7 @@ def _lethal(claims: dict[int, int], control: type[Control]):
     return lethal
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [1, 2])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_death_between_reading_a_ticket_and_claiming_it_loses_nothing(at, workers, monkeypatch) -> None:

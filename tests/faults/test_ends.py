@@ -437,6 +437,7 @@ def test_a_death_is_seen_although_a_process_that_the_worker_forked_lives_on(tmp_
         open(fifo, "w").close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "kind"),
     [("forkserver", "process"), pytest.param("spawn", "process", marks=pytest.mark.slow), ("fork", "process"),

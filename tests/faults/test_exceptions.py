@@ -164,6 +164,7 @@ def test_an_exception_that_refuses_to_be_read_comes_back_all_the_same() -> None:
     assert [type(error) for error in group.exceptions] == [Unreadable, Unreducible, Unprintable]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [-1, 0, 2])
 @pytest.mark.parametrize(
     "make", [lambda: Unprintable(3), lambda: NoText(3), lambda: Frozen(3, "x"), lambda: Unnoted("x"),

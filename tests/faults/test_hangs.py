@@ -70,6 +70,7 @@ def test_c44_a_timeout_tells_worker_indices_seconds_and_stack_and_ends_the_worke
     loader.close()
 
 
+@pytest.mark.slow
 def test_c44_a_worker_that_ignores_sigterm_is_killed(gate) -> None:
     class Stubborn(Gate):
         def wait_at_the_gate(self) -> None:

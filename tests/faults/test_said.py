@@ -317,6 +317,7 @@ def test_prints_before_a_hang_are_seen(capfd) -> None:
     assert capfd.readouterr().out == "before\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", ">&- 2>&- <&-"])
 def test_a_program_without_standard_streams_loads_all_the_same(closed, tmp_path) -> None:
     program = tmp_path / "program.py"

@@ -13,6 +13,7 @@ from agnoload import DataLoader
 ODD = [[1, 3], [5]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("travel", [lambda x: pickle.loads(pickle.dumps(x)), copy.copy, copy.deepcopy])
 @pytest.mark.parametrize(
     "options",

@@ -43,6 +43,7 @@ def many_labels():
     return np.random.default_rng(0).integers(0, 10, MANY)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", KINDS.values(), ids=KINDS.keys())
 def test_c21_five_million_labels_and_no_sample_is_read(kit, many_labels, make):
     loader = DataLoader(kit.Unreadable(MANY), **make(many_labels))

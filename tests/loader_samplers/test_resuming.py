@@ -39,6 +39,7 @@ def test_every_sampler_resumes_at_every_batch(make_sampler, workers):
     check_every_batch(lambda: DataLoader(range(26), 5, sampler=make_sampler(), seed=3, num_workers=workers))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_every_batch_sampler_resumes_at_every_batch(make_batch_sampler, workers):
     check_every_batch(lambda: DataLoader(range(26), batch_sampler=make_batch_sampler(), seed=3, num_workers=workers))
@@ -62,6 +63,7 @@ def test_every_share_of_a_batch_sampler_resumes_at_every_batch(make_batch_sample
         )
 
 
+@pytest.mark.slow
 def test_a_share_of_a_batch_sampler_resumes_with_workers(make_batch_sampler):
     check_every_batch(
         lambda: DataLoader(

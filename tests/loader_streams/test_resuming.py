@@ -72,6 +72,7 @@ def test_a_stream_without_a_state_is_replayed(kit, workers, kind):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("workers", "kind"), WORKERS)
 def test_a_stream_with_a_state_is_not(kit, workers, kind, tmp_path):
     log = tmp_path / "log"
@@ -94,6 +95,7 @@ def test_a_stream_with_a_state_is_not(kit, workers, kind, tmp_path):
     assert log.stat().st_size == 3 * max(workers, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("workers", "kind"), WORKERS)
 def test_shards_are_resumed_in_their_lanes(kit, workers, kind):
     options = {"seed": 1, "num_workers": workers, "worker_type": kind}
@@ -113,6 +115,7 @@ def test_a_state_goes_on_with_other_workers(kit, workers):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_edges_of_a_stream(kit, workers):
     """Drop last, without batches, empty, and a length that the batches divide."""
@@ -159,6 +162,7 @@ def test_a_resumed_run_saves_the_same_states_as_an_unbroken_one(kit):
     assert later == states[3:]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [2, 3])
 def test_out_of_order_a_resumed_stream_gives_the_others_exactly_once(kit, workers):
     def make():
@@ -196,6 +200,7 @@ def test_a_state_of_a_stream_that_splits_itself_is_refused_with_other_workers(ki
         other.load_state_dict(state)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_ranks_of_a_stream_go_on_together(kit, workers):
     for rank in (0, 1):
@@ -370,6 +375,7 @@ def write_tar(path, numbers):
                 archive.addfile(info, io.BytesIO(content))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("workers", "kind"), [(0, "process"), (1, "process"), *WORKERS[1:]])
 def test_a_tar_file_is_streamed_and_resumed_at_every_batch(kit, tmp_path, workers, kind):
     write_tar(tmp_path / "all.tar", range(11))
@@ -385,6 +391,7 @@ def test_a_tar_file_is_streamed_and_resumed_at_every_batch(kit, tmp_path, worker
     assert [label for batch in whole[:3] for label in batch["label"]] == [number % 10 for number in range(11)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("workers", "kind"), WORKERS)
 def test_several_tar_files_are_read_in_lanes_and_resumed_at_every_batch(kit, tmp_path, workers, kind):
     for number in range(4):
@@ -415,6 +422,7 @@ def check_parquet(tmp_path, files, rows, workers, kind):
     assert sorted(found) == sorted((float(value), f"row {value}") for value in range(total))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("workers", "kind"), [(0, "process"), (2, "process"), (3, "thread")])
 def test_parquet_files_are_streamed_and_resumed_at_every_batch(tmp_path, workers, kind):
     files, rows = (2, 4) if kind == "process" and workers else (3, 7)

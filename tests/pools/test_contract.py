@@ -339,6 +339,7 @@ def test_a_worker_that_cannot_begin_says_why(kind: str) -> None:
     pool.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS[1:])
 def test_requests_that_have_an_owner_are_answered_by_it(kind: str) -> None:
     pool = make(kind, Obey(), owned=True)
@@ -348,6 +349,7 @@ def test_requests_that_have_an_owner_are_answered_by_it(kind: str) -> None:
     pool.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS[1:])
 def test_all_workers_take_part(kind: str, tmp_path: Path) -> None:
     """Three requests that wait for each other can only be answered by three workers."""

@@ -247,6 +247,7 @@ class _Locked(Run):
 # ------------------------------------------------------------------------------------------------ start methods
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("library", [multiprocessing, multiprocess], ids=["multiprocessing", "multiprocess"])
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
 def test_a_context_of_either_library_starts_workers(library: Any, method: str) -> None:

@@ -128,6 +128,7 @@ def test_in_threads_nothing_is_said_to_whom_draws_from_the_sample_only():
         columns(OwnDraws(), worker_type="thread", num_workers=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", SHORT, ids=str)
 def test_a_collate_function_draws_the_same(way):
     wanted = epochs(Draws(), shuffle=True, collate_fn=DrawingCollate())
@@ -146,6 +147,7 @@ SAMPLERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_the_same_through_batch_samplers(name):
     wanted = epochs(Draws(), batch_sampler=SAMPLERS[name]())
@@ -178,6 +180,7 @@ class Whole(Draws):
         return [{"index": index, "rng": int(rng.integers(1 << 62)), "numpy": np.random.random()} for index in indices]
 
 
+@pytest.mark.slow
 def test_whole_requests_draw_the_same_from_the_first_samples_own_generator():
     wanted = epochs(Whole(), shuffle=True, collate_fn=DrawingCollate())
     for way in SHORT:
@@ -248,6 +251,7 @@ class LateButCalm(Draws):
         return {"index": torch.tensor(index).numpy()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dataset", [Late(16), LateStream()])
 def test_a_framework_that_a_sample_imports_is_told_once_and_seeded_from_then_on(dataset):
     pytest.importorskip("torch")
@@ -262,6 +266,7 @@ def test_a_framework_that_a_sample_imports_is_told_once_and_seeded_from_then_on(
     assert {**late, "rand": None} == {**right, "rand": None}
 
 
+@pytest.mark.slow
 def test_a_framework_that_a_sample_imports_and_does_not_draw_from_is_not_told():
     pytest.importorskip("torch")
     with warnings.catch_warnings():
@@ -282,6 +287,7 @@ print([str(warning.message).partition(" ")[0] for warning in caught], batches[1]
 """
 
 
+@pytest.mark.slow
 def test_without_workers_too():
     pytest.importorskip("torch")
     script = LATE.replace("FOLDER", repr(os.path.dirname(__file__)))
@@ -372,6 +378,7 @@ def test_streams_are_the_same(stream, way):
     assert epochs(stream(), collate_fn=DrawingCollate(), **options_of(*way)) == wanted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [Stream, Sharded])
 def test_no_draw_comes_twice_in_a_stream(stream):
     drawn = columns(stream(), num_workers=2)

@@ -166,6 +166,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_refused_in_words_that_lead_to_it(name):
     make, words = FAULTS[name]
@@ -181,6 +182,7 @@ class Order:
         return iter(np.random.permutation(N).tolist())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make",
     [

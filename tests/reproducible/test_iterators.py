@@ -65,6 +65,7 @@ def test_each_iterator_is_an_epoch_of_its_own_however_they_take_turns(pool):
         assert next(one, None) is next(two, None) is None
 
 
+@pytest.mark.slow
 @each_pool
 def test_epoch_and_state_are_those_of_the_iterator_that_was_made_last(pool):
     _, second, third = unbroken({**pool, "num_workers": 0})

@@ -58,6 +58,7 @@ def draws(dataset, epochs=3, **options):
         return [list(chain(*(np.asarray(batch).tolist() for batch in loader))) for _ in range(epochs)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_c06_a_generator_of_the_dataset_never_repeats_and_is_the_same_for_any_workers(kind):
     with warnings.catch_warnings():
@@ -165,6 +166,7 @@ PLACES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", PLACES)
 def test_wherever_it_is_kept(place):
     def dataset():
@@ -206,6 +208,7 @@ def test_a_collate_function_may_keep_one():
     assert draws(range(24), collate_fn=Collate(np.random.default_rng(3)), num_workers=2) == wanted
 
 
+@pytest.mark.slow
 def test_a_stream_may_keep_one():
     class Stream(agnoload.IterableDataset):
         def __init__(self):
@@ -221,6 +224,7 @@ def test_a_stream_may_keep_one():
         assert draws(Stream(), shuffle=False, num_workers=workers) == wanted
 
 
+@pytest.mark.slow
 def test_a_frameworks_generator_is_set_as_well():
     torch = pytest.importorskip("torch")
 

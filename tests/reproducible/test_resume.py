@@ -73,6 +73,7 @@ print(json.dumps([found, states[9]]))
 """
 
 
+@pytest.mark.slow
 def test_c14_a_new_process_goes_on_in_the_middle_of_an_epoch():
     def run(state):
         command = [sys.executable, "-c", SCRIPT, json.dumps(state)]
@@ -279,6 +280,7 @@ def rank_loader(rank, world, batch_size, workers, make=None):
     return DataLoader(Draws(64), batch_size, sampler=sampler, seed=0, num_workers=workers)
 
 
+@pytest.mark.slow
 def test_c17_other_ranks_and_workers_go_on_at_the_same_global_batch():
     ranks = [rank_loader(rank, 4, 4, 2) for rank in range(4)]
     unbroken, state = [], None
@@ -449,6 +451,7 @@ def test_out_of_order_no_batch_overtakes_the_end_of_an_epoch(tmp_path):
 # ---------------------------------------------------------------------------------------------- C43, C57
 
 
+@pytest.mark.slow
 def test_c43_stand_ins_are_the_same_after_a_resume():
     class Bad(agnoload.Dataset):
         def __len__(self):
@@ -471,6 +474,7 @@ def test_c43_stand_ins_are_the_same_after_a_resume():
     check_resume(lambda: DataLoader(Bad(), 4, shuffle=True, seed=3, on_error="skip"))
 
 
+@pytest.mark.slow
 def test_a_stream_may_be_known_to_be_at_its_end_early_or_late():
     """Whether the state after the last batch is one of the next epoch depends on which reply came first."""
     ended = threading.Event()
@@ -711,6 +715,7 @@ class Even(agnoload.IterableDataset):
             yield 100 * number + place, random.random(), np.random.random(), agnoload.sample_rng().random()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [5, 7])
 @pytest.mark.parametrize("batch_size", [2, 3, 4])
 @pytest.mark.parametrize("buffer_size", [3, 6])

@@ -269,6 +269,7 @@ def test_what_was_delivered_ahead_must_be_whole_batches_behind_the_position(ahea
         loader.load_state_dict(state | {"ahead": ahead})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("stream", [Count, Placed, Shards])
 @pytest.mark.filterwarnings("ignore::agnoload.AgnoloadWarning")
@@ -289,6 +290,7 @@ STREAMED = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("field", STREAMED)
 def test_the_place_of_a_stream_is_looked_through_when_it_is_loaded(field):
     loader = DataLoader(Count(), 3, num_workers=2)

@@ -62,6 +62,7 @@ def test_c59_an_idle_loop_learns_that_it_waits_and_what_to_do() -> None:
     assert "add workers" in stats.verdict
 
 
+@pytest.mark.slow
 def test_c59_a_loop_that_works_is_not_told_to_blame_the_loader() -> None:
     with agnoload.DataLoader(Waiting(300), 10, num_workers=2) as loader:
         for _ in loader:

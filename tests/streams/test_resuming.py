@@ -66,6 +66,7 @@ def states_of(loader):
     return [(batch, json.dumps(loader.plan.state())) for batch in loader]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=10, deadline=None)
 @given(workers=st.integers(0, 4), later=st.integers(0, 4), size=st.integers(1, 4), order=st.integers(0, 1 << 30))
@@ -199,6 +200,7 @@ def test_a_mixture_within_a_mixture_that_gave_nothing_once_is_begun_anew_after_a
             assert kit.deliver(make(), 1, seed=seed, state=json.loads(state)) == [batch for batch, _ in run[done:]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if "rank" not in kind])
 @settings(max_examples=8, deadline=None)
 @given(workers=st.integers(1, 4), later=st.integers(0, 4), order=st.integers(0, 1 << 30))

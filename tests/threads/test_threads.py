@@ -76,6 +76,7 @@ def test_c56_thirty_two_threads_are_in_thirty_two_samples_at_once():
     assert lists(threaded(Ints(320, sample), num_workers=32)) == [[index] for index in range(320)]
 
 
+@pytest.mark.slow
 def test_c56_batches_come_in_order_whoever_is_done_first():
     done = [threading.Event() for _ in range(4)]
 
@@ -117,6 +118,7 @@ def test_a_free_thread_takes_the_next_batch_whoever_would_have_been_due():
     assert lists(loader) == [[index] for index in range(8)]
 
 
+@pytest.mark.slow
 def test_c47_out_of_order_batches_come_as_they_are_ready_and_the_rest_after_a_resume():
     release = threading.Event()
 
@@ -212,6 +214,7 @@ def test_what_cannot_be_pickled_is_no_matter_in_threads():
     assert sorted(seen) == list(range(6))
 
 
+@pytest.mark.slow
 def test_kept_workers_and_two_iterators_at_once():
     loader = threaded(Ints(6), 2, persistent_workers=True)
     with loader:
@@ -387,6 +390,7 @@ def stuck():
     release.set()
 
 
+@pytest.mark.slow
 def test_c41_closing_does_not_wait_for_a_long_sample(stuck):
     dataset, entered, release = stuck
     loader = threaded(dataset)
@@ -480,6 +484,7 @@ PROGRAM = """
     """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["leave", "interrupt"])
 def test_c38_a_program_ends_while_a_thread_is_in_a_sample(how):
     command = [sys.executable, "-c", textwrap.dedent(PROGRAM), how]
@@ -525,6 +530,7 @@ def test_memory_of_batches_that_are_dropped_is_used_again():
         assert len(found) <= 2 * (2 + 2 + 1 + 1)  # both fields of a batch have blocks of one size
 
 
+@pytest.mark.slow
 def test_batches_outlive_their_loader():
     loader = threaded(Filled(12), 2)
     batches = list(loader)
@@ -618,6 +624,7 @@ def test_threads_know_nothing_of_the_sample_that_iterates_their_loader(monkeypat
     assert sorted(found) == [0, 1]
 
 
+@pytest.mark.slow
 def test_a_function_that_is_registered_while_threads_collate_is_used_from_then_on(hasty):
     for n in range(300):
         kinds = [type(f"Odd{n}_{k}", (int,), {}) for k in range(4)]

@@ -87,6 +87,7 @@ def test_c58_a_batch_has_the_type_that_can_be_said(said: Said, line: int) -> Non
     assert [plain(note) for note in notes] == [REVEALED[line]], BATCHES.read_text().splitlines()[line - 1]
 
 
+@pytest.mark.slow
 def test_c58_a_users_strict_program_has_no_error(said: Said) -> None:
     errors = {where: texts for where, texts in said.items() if any("error" in text.split(":")[0] for text in texts)}
     assert {where: texts for where, texts in errors.items() if where[0] == BATCHES.name} == {}
