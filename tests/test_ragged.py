@@ -365,6 +365,7 @@ def test_two_graphs_become_one_graph() -> None:
     assert [bits(item) for item in listed] == [bits(graph["edge_index"]) for graph in GRAPHS]
 
 
+@pytest.mark.slow
 def test_graphs_are_batched_as_torch_geometric_does() -> None:
     data = pytest.importorskip("torch_geometric.data")
     torch = pytest.importorskip("torch")

@@ -271,6 +271,7 @@ def test_a_random_key_of_jax_gives_63_bits(backend: Any) -> None:
         assert plugins.seed_from(make(0)) == numbers[0]
 
 
+@pytest.mark.slow
 def test_a_loader_on_a_cpu_takes_no_device_before_it_must() -> None:
     code = """
         import jax, agnoload

@@ -74,6 +74,7 @@ def kill(process: int) -> None:
         signal.pidfd_send_signal(process, signal.SIGKILL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["forkserver", "fork"])
 def test_an_epoch_in_which_a_worker_is_killed_is_bit_identical(method) -> None:
     chaos(4, method, seed=1)

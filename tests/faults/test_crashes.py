@@ -179,6 +179,7 @@ class GivesOpened(Numbers):
         return Opened(self.deed) if index == 3 else index
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", STARTED)
 @pytest.mark.parametrize("deed", ["raise", "sys.exit", "MemoryError", "RecursionError"])
 def test_a_batch_that_fails_to_be_decoded_is_an_error_in_its_place(deed: str, method: str) -> None:
@@ -247,6 +248,7 @@ class Rendezvous:
         return os.getpid()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", STARTED)
 @pytest.mark.parametrize("deed", ["SIGKILL", "SIGSEGV", "SIGTERM"])
 def test_the_death_of_an_idle_worker_is_an_error(deed: str, method: str, tmp_path) -> None:

@@ -74,6 +74,7 @@ def bits(batches: list) -> bytes:
     return b"".join(np.asarray(leaf).tobytes() for batch in batches for leaf in batch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(("how", "said"), [("SIGKILL", "SIGKILL"), ("SIGSEGV", "SIGSEGV"), ("exit", "exit code 7")])
 def test_c42_a_death_says_who_what_and_where_after_what_was_finished(how, said, method, box) -> None:

@@ -213,6 +213,7 @@ def test_c41_an_iterator_that_is_at_its_end_stays_at_its_end_when_the_loader_is_
     assert list(batches) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("kind", ["process", "thread"])
 def test_closing_from_another_thread_wakes_the_one_that_waits(kind, persistent, tmp_path) -> None:
@@ -249,6 +250,7 @@ def test_closing_from_another_thread_wakes_the_one_that_waits(kind, persistent, 
         open(gates[1], "w").close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("persistent", [False, True])
 def test_closing_in_a_signal_handler_ends_the_wait_that_it_interrupts(persistent, gate) -> None:
     loader = DataLoader(Sleeps(gate, at=1), 1, num_workers=1, persistent_workers=persistent)
@@ -539,6 +541,7 @@ print("failed", failed > 3)
 """
 
 
+@pytest.mark.slow
 def test_running_out_of_descriptors_at_any_step_of_a_start_is_an_error_that_leaves_nothing(program) -> None:
     code, out, err = program(EMFILE).end()
     assert (code, out.strip(), err) == (0, "failed True", "")
@@ -564,6 +567,7 @@ print(len(list(loader)))
 """
 
 
+@pytest.mark.slow
 def test_a_limit_on_the_size_of_files_is_an_error_that_names_it(program) -> None:
     assert program(EFBIG).end() == (0, "27 True\n4\n", "")
 

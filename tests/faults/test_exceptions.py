@@ -311,6 +311,7 @@ def fails(workers: int, error, **options) -> tuple[list, BaseException]:
     raise AssertionError("no error")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(
     "make",

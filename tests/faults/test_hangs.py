@@ -87,6 +87,7 @@ def test_c44_a_timeout_without_workers_is_accepted() -> None:
     assert [batch.tolist() for batch in DataLoader(range(4), 2, timeout=2)] == [[0, 1], [2, 3]]
 
 
+@pytest.mark.slow
 def test_c44_a_timeout_of_a_start_says_so(gate) -> None:
     def init(_: int) -> None:
         with open(gate, "rb"):
@@ -116,6 +117,7 @@ def test_a_timeout_over_what_nobody_wants_any_more_names_it(gate) -> None:
         next(batches)
 
 
+@pytest.mark.slow
 def test_c34_after_a_minute_of_silence_one_report_then_it_waits_on(gate, monkeypatch) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

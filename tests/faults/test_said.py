@@ -162,6 +162,7 @@ def test_of_very_many_records_of_a_batch_that_kills_its_worker_the_last_ones_com
     assert said == [f"record {number}" for number in range(2000 - len(said), 2000)]
 
 
+@pytest.mark.slow
 def test_records_and_warnings_before_a_hang_or_a_death_at_the_start_come_too(caplog) -> None:
     def say(index: int) -> None:
         logging.error("about to hang")
@@ -281,6 +282,7 @@ for batch in agnoload.DataLoader(Data(), 2, num_workers=1):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_plain_program_shows_the_same_with_workers_and_without(workers, program) -> None:
     code, out, err = program(PROGRAM.replace("num_workers=1", f"num_workers={workers}")).end()
@@ -307,6 +309,7 @@ def test_prints_reach_the_output_of_the_parent_line_by_line(method, capfd) -> No
     assert sorted(err.splitlines()) == [f"whisper {n}" for n in range(6)]
 
 
+@pytest.mark.slow
 def test_prints_before_a_hang_are_seen(capfd) -> None:
     def say(index: int) -> None:
         print("before")

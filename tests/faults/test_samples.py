@@ -52,6 +52,7 @@ def test_c43_raise_names_the_sample_in_its_first_batch(workers) -> None:
     assert any("index 3" in note and "batch 0" in note for note in caught.value.__notes__)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [-1, *WORKERS])
 def test_c43_skip_leaves_out_the_sample_and_the_batch_that_has_no_other(workers) -> None:
     with loader(Holes(), 4, workers=workers, on_error="skip") as data:
@@ -77,6 +78,7 @@ def test_c43_replace_takes_good_samples_the_same_for_any_workers() -> None:
     assert lists(loader(Holes(), 4, on_error="replace", seed=4)) != found[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", WORKERS)
 def test_c43_replace_is_the_same_after_a_resume(workers) -> None:
     options = {"on_error": "replace", "seed": 3, "shuffle": True, "workers": workers}
@@ -117,6 +119,7 @@ def test_replace_draws_for_the_stand_in_as_if_nothing_had_been_drawn() -> None:
     assert bad.tolist() == good.tolist()  # keyed by position, whatever stands there
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [-1, *WORKERS])
 def test_a_callable_decides_by_error_and_index(workers) -> None:
     def decide(error: Exception, index: int) -> str:

@@ -48,6 +48,7 @@ def spied() -> Any:
     return Spy()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [HERE, THREADS, SERVED, SPAWNED])
 def test_tensors_lie_in_the_memory_of_the_batch(torch: Any, options: dict[str, Any]) -> None:
     spy = spied()

@@ -44,6 +44,7 @@ def expected() -> dict[str, list[Any]]:
     return {form: batches("numpy", form) for form in ("packed", "padded", "list")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"num_workers": 2}])
 def test_a_packed_field_is_a_nested_tensor_of_torchs(expected: Any, options: dict[str, Any]) -> None:
     pytest.importorskip("torch")

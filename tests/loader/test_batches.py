@@ -120,6 +120,7 @@ class Typed(Mapped):
         super().__init__(lambda key: f"{type(key).__name__} {key!r}")
 
 
+@pytest.mark.slow
 @each_pool
 @pytest.mark.parametrize(
     "sampler",
@@ -347,6 +348,7 @@ def info_of(index: int) -> Any:
     return [info.id, info.num_workers, info.seed, info.epoch, len(info.dataset)]
 
 
+@pytest.mark.slow
 @any_workers
 def test_workers_know_who_they_are(workers: dict[str, Any]) -> None:
     with DataLoader(Mapped(info_of), 2, seed=11, **workers) as loader:

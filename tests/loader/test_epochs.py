@@ -102,6 +102,7 @@ def test_without_workers_nothing_is_loaded_ahead(tmp_path: Path) -> None:
     assert calls.stat().st_size == 4
 
 
+@pytest.mark.slow
 @each_pool
 def test_nothing_is_loaded_for_an_iterator_that_is_dropped(workers: dict[str, Any], tmp_path: Path) -> None:
     with DataLoader(Counted(tmp_path / "calls", 10), 4, **workers) as loader:

@@ -231,6 +231,7 @@ def test_c29_a_worker_carries_no_framework_and_takes_little_memory(method: str) 
             assert private <= 25 * MIB
 
 
+@pytest.mark.slow
 def test_c04_large_batches_of_a_numpy_collate_fn_come_unchanged_and_without_a_framework() -> None:
     code = """
         import sys

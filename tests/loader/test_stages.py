@@ -19,6 +19,7 @@ class Staged:
         return self.stage, -1 if info is None else info.epoch
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("method", ["forkserver", "fork"])
 def test_c09_workers_see_the_dataset_as_it_is_when_the_epoch_begins(persistent: bool, method: str) -> None:

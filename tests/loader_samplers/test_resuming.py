@@ -72,6 +72,7 @@ def test_a_share_of_a_batch_sampler_resumes_with_workers(make_batch_sampler):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_c16_the_edges_with_drop_last_and_without_batches(workers, drop_last):

@@ -360,6 +360,7 @@ def test_c07_draws_of_map_filter_shuffle_and_collate_are_the_same_for_any_proces
         assert load(kit.Shards(20, 3), 4, seed=5, collate_fn=kit.summed, num_workers=workers) == sums
 
 
+@pytest.mark.slow
 def test_c07_sample_rng_in_a_stream_is_exact_under_threads_too(kit, same_for_all):
     batches = same_for_all(lambda: kit.Count(13).map(kit.with_own_draw), 4, epochs=2, seed=5)
     sharded = same_for_all(lambda: kit.Shards(13, 3).map(kit.with_own_draw), 4, epochs=2, seed=5)
@@ -453,6 +454,7 @@ def test_persistent_workers_begin_every_epoch_anew_and_tell_it_to_the_stream(kit
             assert [batch.tolist() for batch in loader] == [[3, 3], [3]]
 
 
+@pytest.mark.slow
 def test_streams_with_shards_are_told_the_epoch_too(kit, everyone):
     for workers in everyone:
         if workers["num_workers"] == 3:
@@ -533,6 +535,7 @@ def test_out_of_order_each_batch_of_a_stream_comes_once(kit, load, everyone):
             assert sorted(map(sorted, found)) == sorted(map(sorted, expected)), workers
 
 
+@pytest.mark.slow
 def test_out_of_order_a_slow_batch_of_a_stream_holds_up_nobody_else(kit):
     """Batch 0 waits until the other worker's batches have been delivered."""
     others, delivered = threading.Event(), []

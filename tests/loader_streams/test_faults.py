@@ -73,6 +73,7 @@ def test_an_error_in_a_file_names_it_and_the_sample(kit, tmp_path, everyone):
         assert "of epoch 0" in notes(error)
 
 
+@pytest.mark.slow
 def test_c45_a_stopiteration_out_of_user_code_is_not_the_end(kit, everyone):
     for workers in everyone:
         for stream in (kit.Stopping(), kit.Count(8).map(kit.stops_at_5), kit.StoppingNext(8)):
@@ -220,6 +221,7 @@ def test_a_stream_that_asks_too_late_whether_to_split_itself_is_told(kit):
             list(DataLoader(Late(), 1, num_workers=2, worker_type=kind))
 
 
+@pytest.mark.slow
 def test_closing_a_loader_in_the_middle_of_a_stream_ends_it_at_once(kit):
     release, entered = threading.Event(), threading.Event()
 

@@ -79,6 +79,7 @@ def streams(kit, n=500, m=40):
     return [kit.Count(n), kit.Count(m).map(kit.negative)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [sources, streams])
 @pytest.mark.parametrize("per", ["sample", "batch"])
 def test_c13_first_ends_with_a_source_and_gives_no_sample_twice(kit, same_for_all, make, per):
@@ -87,6 +88,7 @@ def test_c13_first_ends_with_a_source_and_gives_no_sample_twice(kit, same_for_al
     assert sorted(value for value in values if value < 0) == list(range(-40, 0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [sources, streams])
 @pytest.mark.parametrize("per", ["sample", "batch"])
 def test_c13_last_gives_every_sample_at_least_once(kit, same_for_all, make, per):
@@ -150,6 +152,7 @@ def test_c13_rows_of_a_mixture_are_loaded_only_by_the_worker_that_delivers_them(
     assert log.stat().st_size == sum(map(len, batches))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", ["first", "last", "never"])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_c13_a_mixture_resumes_at_every_batch(kit, stop, workers):

@@ -60,6 +60,7 @@ def check_every_batch(make, others=None, quiet=True):
 WORKERS = [(0, "process"), (2, "process"), (3, "process"), (2, "thread")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("workers", "kind"), WORKERS)
 def test_a_stream_without_a_state_is_replayed(kit, workers, kind):
     check_every_batch(
@@ -103,6 +104,7 @@ def test_shards_are_resumed_in_their_lanes(kit, workers, kind):
     check_every_batch(lambda: DataLoader(kit.ResumableShards(17, 5, lanes=3), 2, **options))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 3])
 def test_a_state_goes_on_with_other_workers(kit, workers):
     def make(number):
@@ -179,6 +181,7 @@ def test_out_of_order_a_resumed_stream_gives_the_others_exactly_once(kit, worker
         assert sorted(value for batch in before + after for value in batch) == list(range(30)), place
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_streams_that_split_themselves_go_on_with_as_many_workers(kit, workers):
     check_every_batch(lambda: DataLoader(kit.SelfSplitting(11), 2, seed=1, num_workers=workers), quiet=False)
@@ -435,6 +438,7 @@ def test_more_parquet_files_in_processes(tmp_path, workers):
     check_parquet(tmp_path, 4, 7, workers, "process")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_lines_are_shuffled_filtered_and_resumed(tmp_path, workers):
     for name in "abc":

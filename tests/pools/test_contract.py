@@ -119,6 +119,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 # ------------------------------------------------------------------------------------------------ requests
 
 
+@pytest.mark.slow
 def test_every_request_is_answered_once_with_its_own_value(pool: Any) -> None:
     wanted = {ask(pool, ("key", n)).number: ("key", n) for n in range(100)}
     replies = [pool.receive(60) for _ in range(100)]
@@ -179,6 +180,7 @@ def test_a_batch_keeps_structure_dtypes_and_values(pool: Any) -> None:
     assert batch["x"][1, 0] == 99
 
 
+@pytest.mark.slow
 def test_large_batches_and_then_larger_ones(pool: Any) -> None:
     for mebibytes in (1, 3, 40, 2):
 
@@ -224,6 +226,7 @@ def test_a_batch_of_a_local_class_is_an_instance_of_that_very_class(pool: Any) -
     assert batch.values.tolist() == [0, 1, 2, 3]
 
 
+@pytest.mark.slow
 def test_batches_that_are_kept_stay_what_they_are(pool: Any) -> None:
     def filled(number: int) -> Callable[[Any], Any]:
         def build(empty: Any) -> Any:
@@ -316,6 +319,7 @@ def test_ready_says_that_receive_would_not_wait(shared: Any) -> None:
 # ------------------------------------------------------------------------------------------------ the ends
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_closing_twice_is_fine_also_with_requests_under_way(kind: str) -> None:
     pool = make(kind, Obey())
@@ -326,6 +330,7 @@ def test_closing_twice_is_fine_also_with_requests_under_way(kind: str) -> None:
     pool.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS[1:])
 def test_a_worker_that_cannot_begin_says_why(kind: str) -> None:
     def begin(worker: int) -> None:

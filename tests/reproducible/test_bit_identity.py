@@ -154,6 +154,7 @@ def test_the_same_through_batch_samplers(name):
     assert epochs(Draws(), batch_sampler=SAMPLERS[name](), num_workers=2, prefetch_factor=4) == wanted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("persistent", [False, True])
 def test_kept_workers_load_what_fresh_ones_load(persistent):
     wanted = epochs(Draws(), shuffle=True, count=3)

@@ -52,6 +52,7 @@ def unbroken(pool, count=3):
         return [plain(loader) for _ in range(count)]
 
 
+@pytest.mark.slow
 @each_pool
 def test_each_iterator_is_an_epoch_of_its_own_however_they_take_turns(pool):
     first, second, third = unbroken({**pool, "num_workers": 0})
@@ -98,6 +99,7 @@ def test_a_state_that_is_loaded_counts_for_the_next_iterator_and_not_for_one_und
         assert plain(loader) == second
 
 
+@pytest.mark.slow
 @each_pool
 def test_a_state_may_be_loaded_again_and_again(pool):
     first, second, _ = unbroken({**pool, "num_workers": 0})

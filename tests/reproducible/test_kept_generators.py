@@ -309,6 +309,7 @@ def test_one_that_is_made_on_the_way_is_told_once_and_set_from_then_on(workers):
     assert len(set(chain(*drawn))) >= 3 * 24 - 2 * 4  # a fresh worker an epoch has made one afresh
 
 
+@pytest.mark.slow
 def test_one_that_worker_init_fn_makes_is_set():
     def init(worker):
         agnoload.get_worker_info().dataset.rng = np.random.default_rng(worker)

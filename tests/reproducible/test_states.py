@@ -183,6 +183,7 @@ def test_a_state_with_one_odd_value_is_refused_or_gone_on_from(name):
                     goes_on(make, changed(state, path, odd), (state, path, odd))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LOADERS)
 @pytest.mark.filterwarnings("ignore::agnoload.AgnoloadWarning")
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))

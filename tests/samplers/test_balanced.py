@@ -271,6 +271,7 @@ def test_a_batch_that_its_classes_do_not_divide_is_refused():
 # --- rounds
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(st.integers(1, 40), st.integers(1, 20), st.integers(0, 2**32), st.data())
 def test_rounds_are_permutations_that_meet_without_repeats_and_any_place_is_there_at_once(n, per, seed, data):

@@ -53,6 +53,7 @@ class Doubled(RandomSampler):
         return (2 * index for index in super().__iter__())
 
 
+@pytest.mark.slow
 def test_every_sampler_passes_its_check(make_sampler):
     check_sampler(make_sampler)
 

@@ -206,6 +206,7 @@ def test_c55_the_number_of_openmp_threads_changes_nothing() -> None:
     assert run("all", OMP_NUM_THREADS="1")[:2] == (cores_here, cores_here)
 
 
+@pytest.mark.slow
 def test_c55_a_number_is_taken_as_it_is() -> None:
     with agnoload.DataLoader(Squares(), 5, num_workers=8) as loader:  # a warning would be an error
         assert loader.num_workers == 8

@@ -49,6 +49,7 @@ def reply(number: int, worker: int, started: float, finished: float, **more: Any
 # ---------------------------------------------------------------------------------------------- the case
 
 
+@pytest.mark.slow
 def test_c59_an_idle_loop_learns_that_it_waits_and_what_to_do() -> None:
     with agnoload.DataLoader(Waiting(300, 0.01), 10, num_workers=2) as loader:
         for _ in loader:
@@ -149,6 +150,7 @@ def test_two_iterators_over_one_loader_are_counted_together() -> None:
     assert (loader.stats().batches, loader.stats().samples) == (4, 20)
 
 
+@pytest.mark.slow
 def test_hits_of_a_cache_are_counted_over_all_workers() -> None:
     cached = agnoload.CachedDataset(Waiting(20), max_bytes=1 << 20)
     with agnoload.DataLoader(cached.map(float), 5, num_workers=2) as loader:

@@ -430,6 +430,7 @@ def test_closing_wakes_a_thread_that_waits_for_a_batch(stuck):
     assert seen == [[0], LoaderClosed]
 
 
+@pytest.mark.slow
 def test_c40_an_iterator_that_is_dropped_takes_its_threads_along(stuck):
     dataset, _, release = stuck
     release.set()

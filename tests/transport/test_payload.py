@@ -119,6 +119,7 @@ def test_a_local_class_travels() -> None:
     assert elsewhere(Local(), "print(len(value), type(value).__name__)") == "11 Local"
 
 
+@pytest.mark.slow
 def test_a_class_of_this_module_travels() -> None:
     assert elsewhere(Doubler(5), "print(value(2))") == "10"
 

@@ -93,6 +93,7 @@ def test_c58_a_users_strict_program_has_no_error(said: Said) -> None:
     assert {where: texts for where, texts in errors.items() if where[0] == BATCHES.name} == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", marked(MISTAKES, r"^.*  # (wrong)$"))
 def test_a_mistake_is_an_error(said: Said, line: int) -> None:
     texts = said.get((MISTAKES.name, line), [])
