@@ -1,4 +1,4 @@
-"""The values that cross a seam: what a pool is asked, and what it answers."""
+"""The values that cross a seam: what a pool is asked, and what it answers; what a worker is told at its start."""
 
 from __future__ import annotations
 
@@ -109,6 +109,18 @@ class Reply(NamedTuple):
     finished: float = 0.0
     """Seconds of `time.monotonic`: the request was taken up, its samples were there, its batch, its way was paved."""
     nbytes: int = 0
+
+
+class Start(NamedTuple):
+    """What a worker is told at its start; the fields from `payload` on are descriptors."""
+
+    worker: int
+    workers: int
+    parent: int
+    payload: int
+    arena: int
+    requests: int
+    replies: int
 
 
 class _Empty:

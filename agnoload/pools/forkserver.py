@@ -16,7 +16,8 @@ import socket
 import struct
 import sys
 
-from agnoload.pools.start import REPORT, Start
+from agnoload.messages import Start
+from agnoload.pools.start import REPORT
 from agnoload.pools.worker import die_with, main
 
 _FDS = 64

@@ -29,12 +29,11 @@ from typing import Any
 
 from agnoload.errors import CALLED, AgnoloadError, LoaderClosed, WorkerDied, WorkerTimeout, add_note, warn
 from agnoload.journal import Said, heard, settings
-from agnoload.messages import Reply, Request, describe_request, plain_indices
+from agnoload.messages import Reply, Request, Start, describe_request, plain_indices
 from agnoload.pools.start import (
     THREADS,
     UNKNOWN,
     Process,
-    Start,
     directory,
     interrupts_held,
     method_of,

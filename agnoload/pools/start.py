@@ -12,7 +12,6 @@ A worker is given descriptors and nothing else; what it shall do lies in the pay
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
 import select
 import signal
@@ -23,10 +22,12 @@ import sys
 import threading
 import weakref
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
+from agnoload.cores import resident
 from agnoload.errors import OptionError
+from agnoload.messages import Start
+from agnoload.pools.worker import die_with, end_with, main
 
 THREADS = dict.fromkeys(
     ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1"
@@ -39,18 +40,6 @@ and the most memory that it had resident, in KiB."""
 
 UNKNOWN = 256
 """For the exit code of a process that somebody else has collected: one that no process can have."""
-
-
-class Start(NamedTuple):
-    """What a worker is told at its start; the fields from `payload` on are descriptors."""
-
-    worker: int
-    workers: int
-    parent: int
-    payload: int
-    arena: int
-    requests: int
-    replies: int
 
 
 class Process(Protocol):
@@ -198,13 +187,6 @@ class _ContextProcess(_Killable):
                 self._process.close()
 
 
-def resident() -> int:
-    """The memory of this process that is resident, in bytes; 0 where the system does not tell."""
-    with contextlib.suppress(OSError):
-        return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
-    return 0
-
-
 class _Sent:
     """A descriptor among the arguments of a process: duplicated while that process starts, not before."""
 
@@ -222,8 +204,6 @@ def _received(sent: Any) -> int:
 
 
 def _in_context(worker: int, workers: int, parent: int, fds: list[int], lasting: bool, inherited: Any) -> None:
-    from agnoload.pools.worker import die_with, end_with, main
-
     (die_with if lasting else end_with)(parent)
     main(Start(worker, workers, parent, *fds[:4]), fds[4:], inherited)
 

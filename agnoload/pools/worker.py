@@ -21,9 +21,9 @@ from enum import IntEnum
 from functools import partial
 from typing import Any, Protocol
 
+from agnoload.cores import resident
 from agnoload.journal import Listener
-from agnoload.messages import Reply, Request, describe_request
-from agnoload.pools.start import Start, resident
+from agnoload.messages import Reply, Request, Start, describe_request
 from agnoload.protocols import Fetch
 from agnoload.transport.arena import Mapping as Memory
 from agnoload.transport.arena import Slot, Slots

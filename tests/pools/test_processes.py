@@ -18,10 +18,9 @@ import pytest
 
 from agnoload.errors import AgnoloadWarning
 from agnoload.journal import Listener
-from agnoload.messages import Reply, Request
+from agnoload.messages import Reply, Request, Start
 from agnoload.pools import processes
 from agnoload.pools.processes import ProcessPool
-from agnoload.pools.start import Start
 from agnoload.pools.worker import PACKED, REPLY, REQUEST, Control, Worker
 from agnoload.transport.arena import Arena
 from agnoload.transport.payload import DatasetNotPicklable
