@@ -109,15 +109,14 @@ def _alone(value: type) -> bytes | None:
 def _inherited(address: int, module: str, name: str, alone: bytes | None) -> type:
     """The living class that a fork of this process means, or a copy of one that was made there."""
     key = (address, module, name)
-    found = _found.get(key)
-    if found is None:
-        found = next((kind for kind in _living() if id(kind) == address), None)
-        if found is None or (found.__module__, found.__qualname__) != (module, name):
-            if alone is None:
-                raise pickle.UnpicklingError(f"the class {module}.{name} cannot travel")
-            found = pickle.loads(alone)
+    found = _found.get(key) or next((kind for kind in _living() if id(kind) == address), None)
+    if found is not None and (found.__module__, found.__qualname__) == (module, name):
         _found[key] = found
-    return found
+        return found
+    if alone is None:
+        raise pickle.UnpicklingError(f"the class {module}.{name} cannot travel")
+    copy: type = pickle.loads(alone)  # not kept under its address: there the fork may have another one next time
+    return copy
 
 
 def _living() -> Iterator[type]:

@@ -363,3 +363,14 @@ def test_what_plain_pickle_refuses_costs_no_second_copy_of_the_arrays(arena: Are
 def test_what_cannot_be_sent_at_all_is_an_error(arena: Arena) -> None:
     with pytest.raises(TypeError, match="pickle"):
         through([np.zeros(3), threading.Lock()], arena)
+
+
+def test_a_class_that_a_fork_has_made_where_it_had_another_is_not_that_other_one() -> None:
+    def made(number: int) -> tuple[bytes | None, type]:
+        kind = type("Local", (), {"number": number, "__module__": __name__})
+        return byvalue._alone(kind), kind
+
+    (first, one), (second, other) = made(1), made(2)
+    found = [byvalue._inherited(12345, __name__, "Local", alone) for alone in (first, second)]
+    assert [kind.number for kind in found] == [1, 2]
+    assert [byvalue._inherited(id(kind), __name__, "Local", b"") for kind in (one, other)] == [one, other]
