@@ -158,10 +158,10 @@ def test_c42_a_death_without_restarts_says_what_and_where(kit, tmp_path):
     flag = tmp_path / "flag"
     flag.touch()
     found, error = read(DataLoader(kit.DiesOnce(20, 9, flag), 2, num_workers=2, collate_fn=len))
-    assert len(found) <= 4
     assert type(error) is WorkerDied
     assert "SIGKILL" in str(error)
-    assert error.batch in (3, 4, 5)
+    assert error.batch in (3, 4, 5)  # whoever came to the sample first, to deliver it or to read past it
+    assert len(found) <= error.batch
 
 
 def test_c42_a_death_in_a_later_epoch_of_kept_workers_and_after_a_resume(kit, load, tmp_path):
