@@ -107,6 +107,8 @@ class ForeignPlan(Plan):
     saves once the batch has been yielded. Of another one a check sum of the keys is saved.
     """
 
+    source = "sampler"
+
     def __init__(
         self, place: Place, stranger: Stranger, batch_size: int | None, drop_last: bool, *, batched: bool, rank: int
     ) -> None:

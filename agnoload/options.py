@@ -12,6 +12,7 @@ import numpy as np
 from agnoload.arguments import flag, integer, number, word
 from agnoload.errors import AgnoloadWarning, OptionError
 from agnoload.pools.start import method_of
+from agnoload.ragged import ragged_collate
 from agnoload.seeding import check_seed
 from agnoload.streams import is_stream
 from agnoload.tolerance import Retry, check_max_failed, check_retry
@@ -86,8 +87,12 @@ def check_options(
         if value is not None and not callable(value):
             raise OptionError(f"{name} must be callable or None, got {value!r}")
     for name, value in (("sampler", sampler), ("batch_sampler", batch_sampler)):
-        if value is not None and not hasattr(value, "__iter__"):
+        if value is not None and (isinstance(value, type) or not hasattr(value, "__iter__")):
             raise OptionError(f"{name} must be iterable, got {type(value).__name__}: {value!r}")
+        if isinstance(value, np.ndarray) and value.dtype == bool:
+            raise OptionError(f"{name} must give indices, got a mask: use agnoload.Subset(dataset, mask)")
+    if collate_fn is ragged_collate:
+        raise OptionError("collate_fn must be what ragged_collate makes, got it itself: call it, ragged_collate()")
     if stream:
         _check_stream(shuffle, sampler, batch_sampler)
     if sampler is not None and shuffle:
@@ -147,6 +152,8 @@ def check_options(
 
 def _is_stream(dataset: Any, sampled: bool) -> bool:
     """Whether a dataset is iterated rather than indexed."""
+    if isinstance(dataset, type):
+        raise OptionError(f"dataset must be an object, got a class: make one of it, {dataset.__name__}(...)")
     if is_stream(dataset):
         return True
     if hasattr(dataset, "__getitem__"):
@@ -155,6 +162,8 @@ def _is_stream(dataset: Any, sampled: bool) -> bool:
                 f"a dataset with __getitem__ must have __len__ too, or come with a sampler: {type(dataset).__name__} "
                 "does neither"
             )
+        if not sampled:
+            _check_length(dataset)
         if type(dataset) is dict and not sampled:
             _check_keys(dataset)
         elif type(dataset) is tuple and _are_columns(dataset):
@@ -166,6 +175,15 @@ def _is_stream(dataset: Any, sampled: bool) -> bool:
     raise OptionError(
         f"dataset must have __getitem__ and __len__, or __iter__, got {type(dataset).__name__}: {dataset!r}"
     )
+
+
+def _check_length(dataset: Any) -> None:
+    try:
+        len(dataset)
+    except TypeError as error:
+        raise OptionError(
+            f"len(dataset) must give the number of samples, but that of {type(dataset).__name__} fails: {error}"
+        ) from None
 
 
 def _check_keys(dataset: dict[Any, Any]) -> None:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from agnoload.errors import StateError
+from agnoload.errors import OptionError, StateError
 from agnoload.messages import Reply
 from agnoload.samplers.order import BatchOrder, Order
 from agnoload.state import Place
@@ -47,6 +47,8 @@ class Plan:
     number = 0
     foreseen = True
     """Whether it knows its last batch before all replies have come."""
+    source: str | None = None
+    """What of the user's is iterated anew for each epoch, if anything is."""
 
     def __init__(self, place: Place) -> None:
         self.place = place
@@ -216,6 +218,12 @@ def keys_of(batch: Any) -> Any:
         if np.can_cast(batch.dtype, np.int64):
             return batch.astype(np.int64, copy=False)
         batch = batch.tolist()
+    try:
+        batch = iter(batch)
+    except TypeError:
+        raise OptionError(
+            f"a batch_sampler must yield batches of indices, got {batch!r}: a sampler of single indices is sampler="
+        ) from None
     keys = [key_of(key) for key in batch]
     if keys and all(type(key) is int for key in keys):
         try:
@@ -238,6 +246,7 @@ class StreamedPlan(Plan):
     """The batches of a stream: `StreamPlan` says which to ask for, this speaks the loop's language to it."""
 
     foreseen = False
+    source = "stream"
 
     def __init__(
         self, place: Place, plan: StreamPlan, drop_last: bool, warn: Callable[[str], None], length: int | None

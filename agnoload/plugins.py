@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from functools import cache
 from importlib.util import find_spec
 from sys import modules
@@ -75,7 +76,9 @@ def make(name: str, points: Iterable[EntryPoint]) -> Backend:
     table = by_name(points)
     if name not in table:
         names = ", ".join(repr(known) for known in ["numpy", *table])
-        raise OptionError(f"backend must be a Backend or one of the installed names {names}; got {name!r}")
+        near = get_close_matches(str(name), table, 1)
+        meant = f": did you mean {near[0]!r}?" if near else ""
+        raise OptionError(f"backend must be a Backend or one of the installed names {names}; got {name!r}{meant}")
     backend = _instance(table[name])
     if backend.framework is not None and not _importable(backend.framework):
         raise missing_framework(backend)

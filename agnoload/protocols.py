@@ -102,7 +102,8 @@ class Backend:
         if device is not None:
             raise OptionError(f"backend {self.name!r} has no devices: device must be None, got {device!r}")
         if pin_memory:
-            warnings.warn(f"pin_memory=True does nothing with backend {self.name!r}", AgnoloadWarning, stacklevel=3)
+            text = f"pin_memory=True does nothing with backend {self.name!r}: name a framework's with backend="
+            warnings.warn(text, AgnoloadWarning, stacklevel=3)
         return None
 
     def convert(self, leaf: Any) -> Any:

@@ -90,7 +90,7 @@ def restore(state: Any, facts: Mapping[str, Any]) -> Place:
         if repr(saved.get(name)) != repr(facts.get(name)):  # so that 1 is not True
             raise StateError(
                 f"this state was saved with {name} {saved.get(name)!r}, but this loader has {facts.get(name)!r}: "
-                "load it into a loader over the same data"
+                "load it into a loader over the same data with the same options"
             )
     begun = state.get("begun", True)
     if not isinstance(begun, bool):

@@ -186,6 +186,8 @@ class Recorder:
         self._samples = self._bytes = 0
         self._sums = Sums(0, 0.0, 0.0, 0.0, 0.0, 0.0)
         self._first = 0.0
+        self._opening: set[int] = set()
+        """Replies under way that are the first of their worker: who waits for one waits for the worker's start."""
         self._waits = Histogram()
         self._alive = np.zeros(0)
         self._loading = np.zeros(0)
@@ -198,11 +200,18 @@ class Recorder:
         if not finished:  # it tells of a death
             return
         worker, started = reply.worker, reply.started
+        if worker not in ends:
+            self._opening.add(reply.number)
         end = ends.get(worker, started)
         ends[worker] = finished
         self._work.append((worker, end, started, finished))
         for timeline in self._timelines:
             timeline.loaded(reply, end)
+
+    @property
+    def failed(self) -> list[Failure]:
+        """The samples that were left out or replaced."""
+        return self._failed
 
     def noted(self, extras: dict[str, Any]) -> None:
         """What a reply has to say beside its batch, when its turn has come."""
@@ -210,9 +219,11 @@ class Recorder:
 
     def delivered(self, reply: Reply, since: float | None, began: float, now: float) -> None:
         """The user has a batch: asked for at `began`, after the one before it came at `since`."""
+        if since is None or reply.number in self._opening:
+            self._opening.discard(reply.number)
+            self._first += now - began
         if since is None:
             since = began
-            self._first += now - began
         self._given.append((since, began, now, reply.samples, size_of(reply.batch)))
         if len(self._given) >= self.CHUNK:
             self.sums()
@@ -255,7 +266,7 @@ class Recorder:
         return Stats(
             sums.batches, self._samples, self._bytes, sums.seconds, sums.waited, sums.first, p50, p95, p99, tuple(busy),
             tuple(self._failed), sum(cache.hits for cache in caches), sum(cache.misses for cache in caches), workers,
-            choice, verdict(sums, workers, cores),
+            choice, verdict(sums, workers, cores, len(self._failed)),
         )  # fmt: skip
 
     def trace(self, timeline: Timeline) -> None:
@@ -286,10 +297,10 @@ def size_of(batch: Any) -> int:
     return nbytes if isinstance(nbytes, int) else 0
 
 
-def verdict(sums: Sums, workers: int, cores: int) -> str:
+def verdict(sums: Sums, workers: int, cores: int, failed: int = 0) -> str:
     """One sentence: whether data is the bottleneck, and what to do."""
     if not sums.batches:
-        return "nothing was loaded yet"
+        return f"nothing could be loaded: {failed} samples failed" if failed else "nothing was loaded yet"
     share, busy = sums.share_waited, sums.busy
     waited = f"waited for data {share:.0%} of the time"
     if share < LITTLE:
@@ -304,7 +315,7 @@ def verdict(sums: Sums, workers: int, cores: int) -> str:
     steady = sums.waited - sums.first
     if steady < LITTLE * (sums.seconds - sums.first):
         return (
-            f"{waited}, nearly all of it for the first batch of each epoch: with persistent_workers=True workers start "
+            f"{waited}, nearly all of it for the first batch of each worker: with persistent_workers=True they start "
             "only once, and otherwise there is nothing to gain here"
         )
     crew = f"{workers} worker{'s' * (workers > 1)} {busy:.0%} busy"

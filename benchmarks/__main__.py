@@ -11,7 +11,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import psutil
+try:
+    import psutil
+except ModuleNotFoundError:
+    sys.exit('the benchmarks need more packages: pip install ".[bench,torch]" -c constraints.txt')
 
 from benchmarks import report
 from benchmarks.loaders import LOADERS, reason_against

@@ -174,11 +174,14 @@ def _installed_by_hook(module: Any) -> bool:
 def _explain(error: Exception, parts: Mapping[str, Any], method: str) -> DatasetNotPicklable:
     path, culprit = find_culprit(parts, _pickles)
     kind = f" ({type(culprit).__module__}.{type(culprit).__qualname__})" if culprit is not None else ""
-    return DatasetNotPicklable(
-        f"{path}{kind} cannot be sent to a worker process: {one_line(error)}. With the start method "
-        f"{method!r} everything that a worker uses must pickle: make this object in worker_init_fn or on first use in "
-        "__getitem__, leave it out in __getstate__, or use worker_type='thread' or num_workers=0"
+    remedy = (
+        f"With the start method {method!r} everything that a worker uses must pickle: make this object in "
+        "worker_init_fn or on first use in __getitem__, leave it out in __getstate__, or use worker_type='thread' or "
+        "num_workers=0"
     )
+    if isinstance(culprit, types.GeneratorType):
+        remedy = "It could be read only once, too: write an agnoload.IterableDataset whose __iter__ begins anew"
+    return DatasetNotPicklable(f"{path}{kind} cannot be sent to a worker process: {one_line(error)}. {remedy}")
 
 
 def find_culprit(parts: Mapping[str, Any], works: Callable[[Any], bool]) -> tuple[str, Any]:

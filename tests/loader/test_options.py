@@ -208,6 +208,43 @@ def test_nothing_starts_before_the_loader_is_iterated(monkeypatch: pytest.Monkey
     loader.close()
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"dataset": NoLength}, r"an object, got a class: make one of it, NoLength\(...\)"),
+        ({"dataset": np.array(5)}, "that of ndarray fails: len"),
+        ({"dataset": DATA, "sampler": agnoload.SequentialSampler}, "sampler must be iterable, got type"),
+        ({"dataset": DATA, "sampler": np.ones(10, bool)}, r"got a mask: use agnoload.Subset\(dataset, mask\)"),
+        ({"dataset": DATA, "collate_fn": agnoload.ragged_collate}, r"call it, ragged_collate\(\)"),
+        ({"dataset": DATA, "backend": "pytorch"}, "got 'pytorch': did you mean 'torch'"),
+    ],
+)
+def test_what_somebody_else_was_meant_by_is_said(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(OptionError, match=words):
+        DataLoader(**options)
+
+
+def test_batches_that_are_none_are_told_from_samples() -> None:
+    with pytest.raises(OptionError, match="must yield batches of indices, got 0: "):
+        list(DataLoader(DATA, batch_sampler=[0, 1, 2]))
+
+
+def test_a_sampler_that_can_be_read_only_once_is_told() -> None:
+    loader = DataLoader(DATA, 2, sampler=(index for index in range(4)))
+    assert len(list(loader)) == 2
+    with pytest.warns(AgnoloadWarning, match="the sampler gives nothing any more"):
+        assert list(loader) == []
+
+
+def test_a_table_is_sent_to_array_dataset_by_its_first_error() -> None:
+    class Table(dict[str, Any]):
+        """Columns by name, and as many rows as it says."""
+
+    with pytest.raises(KeyError) as caught:
+        list(DataLoader(Table(x=np.zeros(3)), 2))
+    assert any("ArrayDataset(**dataset)" in note for note in caught.value.__notes__)
+
+
 def test_a_dict_of_arrays_is_sent_to_array_dataset() -> None:
     with pytest.raises(OptionError, match=r"keys 0 to 1.*ArrayDataset\(\*\*arrays\)"):
         DataLoader({"x": np.zeros((5, 2)), "y": np.zeros(5)}, 2)

@@ -304,8 +304,8 @@ def sums(batches: int = 100, **parts: float) -> Sums:
             sums(waited=3.0, first=2.9, loading=2.0, alive=14.0),
             2,
             8,
-            "waited for data 30% of the time, nearly all of it for the first batch of each epoch: with "
-            "persistent_workers=True workers start only once, and otherwise there is nothing to gain here",
+            "waited for data 30% of the time, nearly all of it for the first batch of each worker: with "
+            "persistent_workers=True they start only once, and otherwise there is nothing to gain here",
         ),
     ],
 )

@@ -252,6 +252,7 @@ def test_what_cannot_be_pickled_is_named_by_its_path(path: str) -> None:
     assert str(caught.value).startswith(f"{path} (")
     assert isinstance(caught.value, TypeError)
     assert caught.value.__cause__ is not None
+    assert ("IterableDataset" in str(caught.value)) == (path == "dataset")
 
 
 def test_a_global_that_a_function_by_value_uses_is_named(stray: Any) -> None:
