@@ -260,7 +260,12 @@ class StreamPlan:
     def state(self) -> dict[str, Any]:
         """What was delivered until now: JSON, as far as the stream's own state is."""
         undone = next((entry for entry in self._entries if not entry.done), None)
-        delivered = [entry.request for entry in self._entries if entry.delivered]
+        # What held no samples must be asked for again: it tells of the end of a lane, and what is left there.
+        delivered = [
+            entry.request
+            for entry in self._entries
+            if entry.delivered and (entry.portion is None or entry.portion.samples)
+        ]
         ahead = self._ahead | {(self._lane_of(request), self._place(request)) for request in delivered}
         return {
             "kind": self._kind,

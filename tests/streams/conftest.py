@@ -113,8 +113,8 @@ class Loader:
                 plan.arrived(request, portion)
                 continue
             asked.remove(entry)
+            plan.delivered(entry[0])  # as a loader does also of what holds nothing
             if entry[1]:
-                plan.delivered(entry[0])
                 yield entry[1]
         for rest in plan.rest():
             plan.delivered_rest(rest)
