@@ -66,6 +66,7 @@ def test_a_packed_field_is_a_nested_tensor_of_torchs(expected: Any, options: dic
         assert batch["edges"].values.tolist() == plain["edges"].values.tolist()
 
 
+@pytest.mark.slow
 def test_padding_behind_packed_values_is_no_part_of_torchs_forms(expected: Any) -> None:
     torch = pytest.importorskip("torch")
     from agnoload_torch.ragged import segment_ids, to_nested

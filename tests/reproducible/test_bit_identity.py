@@ -17,7 +17,7 @@ from agnoload import AgnoloadWarning, DataLoader
 
 SOURCES = ("rng", "numpy", "python", "normal", "gauss")
 GRID = [("forkserver", workers, ahead) for workers in (1, 2, 3) for ahead in (1, 4)]
-GRID += [("spawn", 2, 4), ("fork", 1, 4), ("fork", 3, 1)]
+GRID += [pytest.param(("spawn", 2, 4), marks=pytest.mark.slow), ("fork", 1, 4), ("fork", 3, 1)]
 SHORT = [("forkserver", 1, 4), ("forkserver", 3, 1), ("spawn", 2, 1), ("fork", 2, 4)]
 
 

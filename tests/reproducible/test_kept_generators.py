@@ -190,6 +190,7 @@ def helper():
     return next(draw(RNG) for _ in range(1))
 
 
+@pytest.mark.slow
 def test_a_global_variable_too():
     before = RNG.bit_generator.state
     wanted = draws(agnoload.Subset(range(24), range(24)).map(with_a_global))
@@ -198,6 +199,7 @@ def test_a_global_variable_too():
     assert draws(agnoload.Subset(range(24), range(24)).map(with_a_global), num_workers=2) == wanted
 
 
+@pytest.mark.slow
 def test_a_collate_function_may_keep_one():
     class Collate(Jitter):
         def __call__(self, samples):
@@ -267,6 +269,7 @@ class Dice(random.Random):
         return 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "workers"), [(random.SystemRandom, 0), (FromTheSystem, 0), (Dice, 0), (Dice, 2)])
 def test_what_cannot_be_set_is_told_once(kind, workers):
     (text,) = told(agnoload.Subset(Keeps(kind()), range(24)), num_workers=workers)
@@ -275,6 +278,7 @@ def test_what_cannot_be_set_is_told_once(kind, workers):
     assert "cannot be put" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_one_of_very_many_is_told_once(workers):
     class Many(Keeps):
@@ -289,6 +293,7 @@ def test_one_of_very_many_is_told_once(workers):
     assert "dataset.rngs[0]" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
 def test_one_that_is_made_on_the_way_is_told_once_and_set_from_then_on(workers):
     class Lazy(Keeps):

@@ -25,6 +25,7 @@ def contexts(positions):
         yield context
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_samples_share_no_first_128_bits():
     positions = [*range(690), 2**16, 2**31, 2**32, 2**48, 2**63 - 1]
     seen = set()

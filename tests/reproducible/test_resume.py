@@ -583,7 +583,7 @@ SAMPLERS = {
 }
 
 
-QUICK = {"shuffled", "weighted", "rank", "balanced"}
+QUICK = {"shuffled", "balanced"}
 """One of each kind: the others take minutes."""
 
 

@@ -21,6 +21,7 @@ def drawn(sampler, seed=0):
     return order.take(0, len(order))
 
 
+@pytest.mark.slow
 def test_c23_more_weights_than_float32_could_count():
     n = 2**24 + 1
     weights = np.ones(n)

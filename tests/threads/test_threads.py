@@ -332,7 +332,10 @@ def test_c43_raise_and_nothing_good():
     def always(index):
         raise ValueError("bad")
 
-    assert lists(threaded(Ints(10, always), 4, on_error="skip")) == []
+    with pytest.warns(
+        AgnoloadWarning, match="gave no batch: no sample could be loaded; the last was 9, ValueError: bad"
+    ):
+        assert lists(threaded(Ints(10, always), 4, on_error="skip")) == []
     with pytest.raises(ValueError, match="bad") as caught:
         lists(threaded(Ints(10, always), 4, on_error="replace"))
     assert "in its place" in notes(caught.value)
@@ -582,6 +585,7 @@ def test_a_dataset_may_change_its_containers_while_other_threads_begin(hasty):
         assert lists(threaded(Remembers(60), num_workers=16)) == [[n] for n in range(60)]
 
 
+@pytest.mark.slow
 def test_a_dataset_may_get_attributes_while_other_threads_begin(hasty):
     class Lazy(Ints):
         def __getitem__(self, index):
