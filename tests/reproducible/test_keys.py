@@ -9,6 +9,7 @@ import sys
 from itertools import product
 
 import numpy as np
+import pytest
 
 from agnoload.generators import ProcessGenerators
 from agnoload.seeding import Purpose, Rewinder, SampleContext, generator

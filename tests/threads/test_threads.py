@@ -22,6 +22,7 @@ import pytest
 
 from agnoload import (
     AgnoloadError,
+    AgnoloadWarning,
     ArrayDataset,
     CollateError,
     DataLoader,
