@@ -332,10 +332,9 @@ def settable(thing: Any) -> _Known | None:
 
 def _core(thing: Any) -> Any:
     """The bit generator below a generator of NumPy's; anything else itself."""
-    if issubclass(type(thing), (np.random.Generator, np.random.RandomState)):
-        source = thing._bit_generator
-        return thing if source is None else source  # None: it was never initialized
-    return thing
+    if issubclass(type(thing), np.random.Generator):
+        return thing.bit_generator
+    return thing._bit_generator if issubclass(type(thing), np.random.RandomState) else thing
 
 
 def _numpy(source: Any, around: np.random.RandomState | None) -> Settable | None:

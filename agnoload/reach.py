@@ -45,8 +45,8 @@ class Reached(NamedTuple):
 def within_reach(roots: Mapping[str, Any]) -> Iterator[Reached]:
     """Every object that some objects hold, once, near ones first, in an order that is the same in every process.
 
-    Looked at are attributes, containers, partial functions, what functions close over, their default values, and the
-    global variables that they name.
+    Looked at are attributes, containers, partial functions, what methods are bound to, what functions close over, their
+    default values, and the global variables that they name.
 
     >>> rate = {"high": 1}
     >>> found = within_reach({"dataset": [functools.partial(lambda x, by=rate: x)]})
