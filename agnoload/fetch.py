@@ -154,14 +154,17 @@ class Fetcher:
             self._info.epoch, self._info.seed = request.epoch, request.seed
         if self._gather is not None:
             return self._gathered(request, empty, started)
-        with seeding.use(context), self._generators:
-            try:
-                reply = (self._streamed if self._stream else self._mapped)(request, empty, started)
-            except (Exception, GeneratorExit) as error:
-                reply = self._failed(request, error, started)
-            except BaseException as error:  # it ends the loop, here or, sent on by the worker, in the user's process
-                _named(error, request)
-                raise
+        try:
+            with seeding.use(context), self._generators:
+                try:
+                    reply = (self._streamed if self._stream else self._mapped)(request, empty, started)
+                except (Exception, GeneratorExit) as error:
+                    reply = self._failed(request, error, started)
+                except BaseException as error:  # it ends the loop, here or, sent by the worker, in the user's process
+                    _named(error, request)
+                    raise
+        finally:
+            self._generators.settle()
         if notices := self._generators.notices:
             reply = reply._replace(extras={**(reply.extras or {}), "notices": notices[:]})
             notices.clear()

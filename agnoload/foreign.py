@@ -11,7 +11,6 @@ import copy
 import sys
 import zlib
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
 from itertools import chain, islice
 from typing import Any
 
@@ -121,16 +120,22 @@ class ForeignPlan(Plan):
         self._stateful: Any = next((part for part in stranger.parts if isinstance(part, Stateful)), None)
         self._last: Any = None
         plain = type(stranger.sampler) in _DRAWS_NOTHING
-        self._private: AbstractContextManager[None] = (
-            nullcontext() if plain else Private(place.seeds.order, place.epoch)
-        )
+        self._private = None if plain else Private(place.seeds.order, place.epoch)
         super().__init__(place)
 
     def _pull(self) -> Cut | None:
-        with self._private:
-            cut = super()._pull()
-            if cut is None and any(part is self._stateful for part in self._stranger.parts):
-                self._last = self._mark()
+        if self._private is None:
+            return self._pulled()
+        try:
+            with self._private:
+                return self._pulled()
+        finally:
+            self._private.settle()
+
+    def _pulled(self) -> Cut | None:
+        cut = super()._pull()
+        if cut is None and any(part is self._stateful for part in self._stranger.parts):
+            self._last = self._mark()
         return cut
 
     def place_after(self, cut: Cut | None, ahead: list[Cut]) -> Place:

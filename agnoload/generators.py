@@ -15,9 +15,9 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from agnoload import plugins
-from agnoload.memory import normal_of, twister_of_numpy, twister_of_python
+from agnoload.memory import NUMPYS_OWN, PYTHONS_OWN, normal_of, twister_of_numpy, twister_of_python
 from agnoload.protocols import Backend
-from agnoload.reach import within_reach
+from agnoload.reach import Step, within_reach
 from agnoload.seeding import Purpose, Rewinder, SampleContext
 
 
@@ -113,6 +113,22 @@ class _Normal:
         self.write({"has_gauss": 0, "gauss": 0.0})
 
 
+class HeldBack:
+    """The normal number that a `RandomState` holds back whose bit generator another generator has as well."""
+
+    def __init__(self, around: np.random.RandomState) -> None:
+        self._held = normal_of(around) or _Normal(around)
+
+    def seed(self, philox: np.random.Philox) -> None:
+        self._held.forget()
+
+    def save(self) -> Any:
+        return self._held.read()
+
+    def restore(self, state: Any) -> None:
+        self._held.write(state)
+
+
 class BackendGenerator:
     """A generator object of a framework, through its backend."""
 
@@ -140,11 +156,10 @@ class ProcessGenerators:
     """
 
     def __init__(self) -> None:
-        self._python = PythonGenerator(random.getstate.__self__)  # type: ignore[attr-defined]
+        self._python = PythonGenerator(PYTHONS_OWN)
         self._lent: Any = np.random.MT19937(0)
         self._numpy = NumpyGenerator(self._lent)
-        own = _numpys_own()
-        self._held = normal_of(own) or _Normal(own)
+        self._held = normal_of(NUMPYS_OWN) or _Normal(NUMPYS_OWN)
         self._backends: tuple[Backend, ...] = ()
 
     def seed(self, rewinder: Rewinder, context: SampleContext) -> None:
@@ -184,11 +199,6 @@ class ProcessGenerators:
             backend.set_rng_state(states)
 
 
-def _numpys_own() -> np.random.RandomState:
-    own: np.random.RandomState = np.random.standard_normal.__self__  # type: ignore[attr-defined]
-    return own
-
-
 class Private:
     """A context in which the process's generators are somebody's own: first as a key says, then as they were left.
 
@@ -210,8 +220,16 @@ class Private:
             self._process.restore(self._own)
 
     def __exit__(self, *error: object) -> None:
-        self._own = self._process.save()
-        self._process.restore(self._users)
+        try:
+            self._own = self._process.save()
+        finally:
+            self.settle()
+
+    def settle(self) -> None:
+        """Put back what an interrupt has kept from being put back; called once more around the context."""
+        if self._users is not None:
+            self._process.restore(self._users)
+            self._users = None
 
 
 class Watch:
@@ -245,6 +263,15 @@ class Found(NamedTuple):
     generator: Any
     settable: Settable | None
     """None: it cannot be put into a state of ours."""
+    way: tuple[Step, ...] = ()
+    """How it was come to."""
+
+    def replaced(self) -> bool:
+        """Whether another object lies where it, or something on the way to it, lay."""
+        try:
+            return any(look(place) is not thing for look, place, thing in self.way)
+        except (LookupError, AttributeError, ValueError):  # nothing lies there
+            return True
 
 
 def find_generators(roots: Mapping[str, Any]) -> list[Found]:
@@ -260,13 +287,18 @@ def find_generators(roots: Mapping[str, Any]) -> list[Found]:
     ['dataset.transform.rng']
     """
     found: list[Found] = []
-    own = (_numpys_own(), random.getstate.__self__)  # type: ignore[attr-defined]
-    seen = {id(generator): generator for generator in own}
-    for path, thing, one_of_many in within_reach(roots):
+    seen: dict[int, Any] = {id(generator): generator for generator in (NUMPYS_OWN, PYTHONS_OWN)}
+    for reached in within_reach(roots):
+        path, thing = reached.path, reached.thing
         known = None if id(thing) in seen else settable(thing)
-        if known is not None and id(core := _core(thing)) not in seen:  # two generators may share one stream of bits
+        if known is None:
+            continue
+        made = None if reached.one_of_many else known.made
+        if id(core := _core(thing)) not in seen:
             seen[id(core)] = core
-            found.append(Found(path, thing, None if one_of_many else known.made))
+            found.append(Found(path, thing, made, reached.way))
+        elif made is not None and issubclass(type(thing), np.random.RandomState):  # they share one stream of bits
+            found.append(Found(path, thing, HeldBack(thing), reached.way))
     return found
 
 
@@ -285,7 +317,10 @@ def settable(thing: Any) -> _Known | None:
         return _Known(_numpy(thing, None))
     if issubclass(kind, random.Random):
         own = kind.random is random.Random.random and kind.getrandbits is random.Random.getrandbits
-        return _Known(PythonGenerator(thing) if own else None)
+        try:
+            return _Known(PythonGenerator(thing) if own else None)
+        except AttributeError:  # it was never initialized
+            return _Known(None)
     for backend in plugins.loaded_backends():
         if kind.__module__.partition(".")[0] == backend.framework:
             undo = backend.reseed(thing, 0)
@@ -306,9 +341,13 @@ def _numpy(source: Any, around: np.random.RandomState | None) -> Settable | None
     if type(source) not in (np.random.MT19937, np.random.PCG64):
         try:
             _ = type(source)(0).state
-        except Exception:  # a stranger's bit generator, which cannot be made from a number or has no state to set
+        except Exception:  # a stranger's bit generator, which cannot be made from a number or has no state; or none
             return None
     return NumpyGenerator(source, around)
+
+
+LOOKS = 16
+"""So often, and no more, it is looked for generators after a request: some datasets make a new one for each sample."""
 
 
 class RequestGenerators:
@@ -327,7 +366,7 @@ class RequestGenerators:
         self._process = ProcessGenerators()
         self._found: list[Found] | None = None
         self._kept: list[tuple[int, Settable]] = []
-        self._looked_again = False
+        self._looks = LOOKS
         self._saved: Any = None
         self._marked: Any = None
         self.notices: list[str] = []
@@ -338,17 +377,26 @@ class RequestGenerators:
         if self._shared:
             return
         if not self._own:
-            self._saved = self._save()
+            self._saved = self._process.save(), []
+            self._save_kept(self._saved[1])
         self._seed()
 
     def __exit__(self, *error: object) -> None:
+        self.settle()
         if not self._shared:
             self._tell_missed()
-            if not self._own:
-                self._restore(self._saved)
-        if not self._looked_again:
-            self._looked_again = True
+        if self._looks == LOOKS or (self._looks and not self._shared and self._replaced()):
+            self._looks -= 1
             self.find()
+
+    def settle(self) -> None:
+        """Put back what is the user's; called once more around the context, as an interrupt may come at any step."""
+        if self._saved is not None:
+            self._restore(self._saved)
+            self._saved = None
+
+    def _replaced(self) -> bool:
+        return any(found.replaced() for found in self._found or ())
 
     def mark(self) -> None:
         """Remember where all generators stand, for `back`."""
@@ -387,19 +435,27 @@ class RequestGenerators:
             kept.seed(rewinder.philox)
 
     def _save(self) -> Any:
-        return self._process.save(), [kept.save() for _, kept in self._kept]
+        states: list[Any] = []
+        self._save_kept(states)
+        return self._process.save(), states
+
+    def _save_kept(self, states: list[Any]) -> None:
+        for _, kept in self._kept:  # a look may move one, so each is noted at once
+            states.append((kept, kept.save()))
 
     def _restore(self, state: Any) -> None:
         process, states = state
         self._process.restore(process)
-        for each, (_, kept) in zip(states, self._kept, strict=True):
+        for kept, each in states:
             kept.restore(each)
 
     def find(self) -> None:
-        """Look for generators on the user's objects; called before the first request, and once more after it."""
+        """Look for generators on the user's objects; called before the first request, after it, and after one that has
+        put another generator into the place of one.
+        """
         known = None if self._found is None else {id(found.generator) for found in self._found}
         self._found = find_generators(self._roots)
-        for path, generator, kept in self._found:
+        for path, generator, kept, _ in self._found:
             if known is not None and id(generator) in known:
                 continue
             if self._shared:
@@ -417,7 +473,7 @@ class RequestGenerators:
                     f"{path} is a random generator that was made while a batch was loaded, so what it gave for that "
                     f"batch does not follow from the loader's seed. Make it before. {_INSTEAD}"
                 )
-        numbers = ((zlib.crc32(path.encode()), kept) for path, _, kept in self._found)
+        numbers = ((zlib.crc32(path.encode()), kept) for path, _, kept, _ in self._found)
         self._kept = [(number, kept) for number, kept in numbers if kept is not None]
 
 

@@ -15,6 +15,11 @@ from typing import Any
 
 import numpy as np
 
+PYTHONS_OWN: random.Random = random.getstate.__self__  # type: ignore[attr-defined]
+"""Behind the functions of `random`."""
+NUMPYS_OWN: np.random.RandomState = np.random.standard_normal.__self__  # type: ignore[attr-defined]
+"""Behind the functions of `np.random`."""
+
 _WORDS = 624 * 4
 _COUNTER = struct.Struct("=4Q")
 

@@ -14,6 +14,8 @@ from typing import Any, ClassVar
 import cloudpickle
 import numpy.typing as npt
 
+from agnoload.memory import NUMPYS_OWN, PYTHONS_OWN
+
 
 def _code(code: types.CodeType) -> Any:
     function, arguments = cloudpickle.Pickler.dispatch_table[types.CodeType](code)
@@ -40,6 +42,18 @@ def as_array(value: Any) -> Any:
     return NotImplemented if packed is None else (packed[0], (packed[1],))
 
 
+def own_by_name(value: Any) -> Any:
+    """The generator behind `random` or `np.random`, in the reduced form that pickle takes: the other process has its
+    own. NotImplemented for anything else."""
+    if value is PYTHONS_OWN:
+        return _own, ("random",)
+    return (_own, ("numpy",)) if value is NUMPYS_OWN else NotImplemented
+
+
+def _own(module: str) -> Any:
+    return PYTHONS_OWN if module == "random" else NUMPYS_OWN
+
+
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """cloudpickle, with the file names of code that travels by value, so that a worker's traceback shows the lines."""
 
@@ -50,7 +64,9 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """A class itself is to be written, not the way to it."""
 
     def reducer_override(self, value: Any) -> Any:
-        reduced = as_array(value)
+        reduced = own_by_name(value)
+        if reduced is NotImplemented:
+            reduced = as_array(value)
         if reduced is not NotImplemented:
             return reduced
         reduced = super().reducer_override(value)

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from agnoload.errors import DatasetNotPicklable, one_line
+from agnoload.memory import NUMPYS_OWN, PYTHONS_OWN
 from agnoload.transport.payload import find_culprit
 
-_SHARED = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType, np.ndarray)
+_SHARED = (type, types.FunctionType, types.ModuleType, np.ndarray)
 
 
 class Copies:
@@ -70,7 +71,8 @@ class _Writer(pickle.Pickler):
         kind = type(value)
         if kind in (int, str, float, bytes, bool, type(None)):
             return None
-        if not isinstance(value, _SHARED) and (_is_plain(kind) or not self.shared(value)):
+        alike = isinstance(value, _SHARED) or value is PYTHONS_OWN or value is NUMPYS_OWN or _is_function(value)
+        if not alike and (_is_plain(kind) or not self.shared(value)):
             return None
         self.kept.append(value)
         return len(self.kept) - 1
@@ -81,6 +83,11 @@ class _Reader(pickle.Unpickler):
 
     def persistent_load(self, place: int) -> Any:
         return self.kept[place]
+
+
+def _is_function(value: Any) -> bool:
+    """Whether it is a builtin function; a method that is bound to an object goes with its copy."""
+    return type(value) is types.BuiltinFunctionType and isinstance(value.__self__, (type, types.ModuleType, type(None)))
 
 
 def _is_plain(kind: type) -> bool:

@@ -45,7 +45,10 @@ class _Arrays:
 
     def reducer_override(self, value: Any) -> Any:
         if type(value) is not np.ndarray:
-            return byvalue.class_by_name(value) if isinstance(value, type) else byvalue.as_array(value)
+            if isinstance(value, type):
+                return byvalue.class_by_name(value)
+            reduced = byvalue.own_by_name(value)
+            return byvalue.as_array(value) if reduced is NotImplemented else reduced
         dtype = value.dtype
         if dtype.hasobject:
             return NotImplemented

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dis
 import functools
 import random
+import sys
+import types
 import warnings
 from functools import partial
 from itertools import chain
@@ -12,8 +15,10 @@ import numpy as np
 import pytest
 
 import agnoload
-from agnoload import AgnoloadWarning, DataLoader, seeding
-from agnoload.generators import PythonGenerator, find_generators, settable
+from agnoload import AgnoloadWarning, DataLoader, generators, memory, seeding
+from agnoload.fetch import Fetcher
+from agnoload.foreign import ForeignPlan
+from agnoload.generators import LOOKS, PythonGenerator, find_generators, settable
 from agnoload.memory import Twister
 from agnoload.reach import LIMIT, LONG, within_reach
 from agnoload.seeding import Purpose, Rewinder
@@ -115,6 +120,28 @@ def test_two_generators_over_one_bit_generator_are_one():
     bits = np.random.PCG64(0)
     found = find_generators({"dataset": [np.random.Generator(bits), np.random.Generator(bits), bits]})
     assert [each.path for each in found] == ["dataset[0]"]
+
+
+@pytest.mark.parametrize("first", [np.random.RandomState, np.random.Generator])
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_second_randomstate_over_one_bit_generator_holds_back_a_normal_of_its_own(first, plain, monkeypatch):
+    class Two(Keeps):
+        def __init__(self):
+            super().__init__(first(np.random.MT19937(1)))
+            self.other = np.random.RandomState(self.rng._bit_generator)
+
+        def __getitem__(self, index):
+            return self.other.standard_normal()
+
+    if plain:
+        monkeypatch.setattr("agnoload.generators.normal_of", lambda _: None)
+    used = Two()
+    used.other.standard_normal()
+    before = repr(used.other.get_state(legacy=False))
+    drawn = [batch.item() for batch in DataLoader(used, 1, seed=5)]
+    assert repr(used.other.get_state(legacy=False)) == before
+    assert drawn == [batch.item() for batch in DataLoader(Two(), 1, seed=5)]
+    assert len(set(drawn)) == 24
 
 
 class Jitter:
@@ -329,6 +356,201 @@ def test_one_that_threads_share_is_told_once():
     (text,) = told(dataset, num_workers=2, worker_type="thread")
     assert "dataset.function.rng" in text
     assert "threads share" in text
+
+
+@pytest.mark.slow
+def test_one_that_takes_anothers_place_is_told_once_and_set_from_then_on():
+    class Changes(Keeps):
+        def __init__(self, inner):
+            super().__init__(Jitter(np.random.default_rng(0)) if inner else np.random.default_rng(0))
+
+        def __getitem__(self, index):
+            if index == 4:
+                fresh = np.random.default_rng(9)
+                self.rng = Jitter(fresh) if isinstance(self.rng, Jitter) else fresh
+            return self.rng(index) if isinstance(self.rng, Jitter) else draw(self.rng)
+
+    for inner in (False, True):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            wanted = [batch.item() for batch in DataLoader(Changes(inner), 1, seed=3)]
+        (text,) = [str(each.message) for each in caught]
+        assert "dataset.rng" in text
+        assert "was made while a batch was loaded" in text
+        for workers in (2, 3):
+            with pytest.warns(AgnoloadWarning, match="was made while"):
+                assert [batch.item() for batch in DataLoader(Changes(inner), 1, seed=3, num_workers=workers)] == wanted
+
+
+def test_one_that_is_made_anew_for_each_sample_is_not_looked_for_each_time(monkeypatch):
+    class Anew(Keeps):
+        def __getitem__(self, index):
+            self.rng = np.random.default_rng(index)
+            return draw(self.rng)
+
+    looks = []
+    monkeypatch.setattr("agnoload.generators.find_generators", lambda roots: looks.append(1) or find_generators(roots))
+    (text,) = told(Anew(None, length=400))
+    assert "was made while" in text
+    assert len(looks) == 3 * (1 + LOOKS)  # anew for each epoch
+
+
+PLACED = {
+    "an attribute": Jitter,
+    "a slot": Slotted,
+    "a closure": closure,
+    "a default value": default,
+    "a list": lambda rng: [rng],
+    "a dict": lambda rng: {"rng": rng},
+    "a class": on_the_class,
+}
+
+
+def put(holder, rng):
+    if isinstance(holder, (list, dict)):
+        holder[0 if isinstance(holder, list) else "rng"] = rng
+    elif isinstance(holder, (Jitter, Slotted)):
+        holder.rng = rng
+    elif not isinstance(holder, types.FunctionType):
+        type(holder).rng = rng
+    elif holder.__closure__:
+        holder.__closure__[0].cell_contents = rng
+    else:
+        holder.__defaults__ = (rng,)
+
+
+@pytest.mark.parametrize("place", PLACED)
+def test_one_knows_that_another_took_its_place(place):
+    holder = PLACED[place](np.random.default_rng(3))
+    (found,) = find_generators({"it": holder})
+    assert not found.replaced()
+    put(holder, np.random.default_rng(3))
+    assert found.replaced()
+
+
+UNFINISHED = {
+    "Random": lambda: random.Random.__new__(random.Random),
+    "RandomState": lambda: np.random.RandomState.__new__(np.random.RandomState),
+    "Generator": lambda: np.random.Generator.__new__(np.random.Generator),
+}
+
+
+@pytest.mark.parametrize("kind", UNFINISHED)
+def test_one_that_was_never_initialized_cannot_be_set(kind):
+    class Unused(Keeps):
+        def __getitem__(self, index):
+            return index
+
+    (text,) = told(Unused(UNFINISHED[kind]()))
+    assert "cannot be put" in text
+
+
+METHODS = {
+    "np.random": lambda: functools.partial(np.random.uniform, 0, 1),
+    "random": lambda: random.random,
+    "gauss of random": lambda: functools.partial(random.gauss, 0, 1),
+    "Random": lambda: random.Random(1).random,
+    "Generator": lambda: np.random.default_rng(0).normal,
+    "RandomState": lambda: np.random.RandomState(0).normal,
+}
+
+
+class Calls(agnoload.Dataset):
+    def __init__(self):
+        self.methods = [make() for make in METHODS.values()]
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, index):
+        return np.array([method() for method in self.methods])
+
+
+def look():
+    """Where the process's generators stand."""
+    return random.getstate(), repr(np.random.get_state(legacy=False)), id(np.random.get_bit_generator())
+
+
+def test_a_bound_method_of_one_draws_from_it():
+    random.seed(1)
+    np.random.seed(1)
+    before, dataset = look(), Calls()
+    wanted = [batch.tolist() for batch in DataLoader(dataset, 1, seed=5)]
+    assert look() == before
+    assert dataset.methods[3]() == random.Random(1).random()
+    random.seed(2)
+    np.random.seed(2)
+    assert [batch.tolist() for batch in DataLoader(Calls(), 1, seed=5)] == wanted
+    assert len(set(chain(*(batch[0] for batch in wanted)))) == 6 * len(METHODS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_a_bound_method_of_one_draws_the_same_in_any_worker(method):
+    wanted = [batch.tolist() for batch in DataLoader(Calls(), 1, seed=5)]
+    before = look()
+    for workers in (2, 3):
+        loader = DataLoader(Calls(), 1, seed=5, num_workers=workers, multiprocessing_context=method)
+        assert [batch.tolist() for batch in loader] == wanted
+    assert look() == before
+
+
+class Sampler:
+    """A stranger's, which draws from the process's generators."""
+
+    def __len__(self):
+        return 2
+
+    def __iter__(self):
+        for _ in range(2):
+            yield int(random.random() * 12 + np.random.random() * 12)
+
+
+def interrupted(step, run):
+    """Run with an interrupt at a step of what puts generators into a state and back; whether it came to that step."""
+    files = {generators.__file__, memory.__file__}
+    around = {Fetcher.__call__.__code__, ForeignPlan._pull.__code__}
+
+    def trace(frame, event, argument):
+        nonlocal step
+        if frame.f_code.co_filename not in files and frame.f_code not in around:
+            return None
+        nothing = frame.f_code.co_code[frame.f_lasti] == dis.opmap["NOP"]  # there no signal is dealt with
+        step -= event in ("call", "line") and not nothing
+        if step < 0:
+            raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        run()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sampler", [None, Sampler()], ids=["no sampler", "a stranger's sampler"])
+def test_an_interrupt_at_any_step_leaves_the_users_generators_as_they_were(sampler):
+    kept = [half_used(random.Random(1)), half_used(np.random.RandomState(1)), np.random.PCG64(1)]
+    dataset = Keeps(kept, length=24)
+    dataset.__class__ = type("Draws", (Keeps,), {"__getitem__": lambda self, index: random.random() + kept[0].random()})
+
+    def states():
+        return look(), kept[0].getstate(), repr(kept[1].get_state(legacy=False)), kept[2].state
+
+    def run():
+        next(iter(DataLoader(dataset, 1, seed=5, sampler=sampler)))
+
+    before, step = states(), 0
+    while interrupted(step, run):
+        assert states() == before, step
+        step += 1
+    assert states() == before
+    assert step > 100
 
 
 def test_the_processs_own_generators_are_not_taken_for_the_datasets():

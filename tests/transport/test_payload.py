@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
+import random
 import subprocess
 import sys
 import threading
@@ -51,6 +52,19 @@ def elsewhere(value: Any, code: str) -> str:
             [sys.executable, "-c", script], input=f"{fd}\n", pass_fds=[fd], capture_output=True, text=True, check=True
         )
     return done.stdout.strip()
+
+
+def test_a_bound_method_of_the_processs_own_generator_is_one_of_the_other_process() -> None:
+    held = [random.random, random.getrandbits.__self__, np.random.uniform, np.random.standard_normal.__self__]
+    random.seed(1)
+    before = digest(held)
+    random.random()
+    assert digest(held) == before
+    code = (
+        "import random, numpy as np; python, numpy = random.random.__self__, np.random.uniform.__self__; "
+        "print(value[0].__self__ is value[1] is python, value[2].__self__ is value[3] is numpy)"
+    )
+    assert elsewhere(held, code) == "True True"
 
 
 class Doubler:
