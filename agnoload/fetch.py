@@ -144,6 +144,12 @@ class Fetcher:
             self.worker_init_fn(worker)
             self._doubtful = self._workers > 1 and before == _attributes(self.dataset)
 
+    def close(self) -> None:
+        """Let go of what a stream has open; a request that comes later opens it anew."""
+        reader, self._reader = self._reader, None  # the two refer to each other
+        if reader is not None:
+            reader.close()
+
     # ------------------------------------------------------------------------------------------------ one request
 
     def __call__(self, request: Request, empty: Empty) -> Reply:
@@ -370,6 +376,7 @@ class Fetcher:
         """The reader of the request's epoch; it goes forward only, so whoever begins again has a new one."""
         self._failures = failures
         if self._reader is None or self._read[0] != request.epoch or self._read[1] >= request.batch:
+            self.close()
             epoch, start = self._stream_start or (-1, None)
             self._reader = StreamReader(
                 self.dataset,

@@ -163,6 +163,9 @@ class _MapCursor(Cursor):
         self.take = source.take  # type: ignore[method-assign]
         self.state = source.state  # type: ignore[method-assign]
 
+    def inside(self) -> Iterable[Cursor]:
+        return (self._source,)
+
     def finish(self, draft: Any) -> Any:
         return applied(self._function, self._source.finish(draft))
 
@@ -194,6 +197,9 @@ class _FilterCursor(Cursor):
         self._source = source
         self._function = function
         self.state = source.state  # type: ignore[method-assign]
+
+    def inside(self) -> Iterable[Cursor]:
+        return (self._source,)
 
     def take(self) -> Any:
         while True:
@@ -263,6 +269,9 @@ class _ChainCursor(Cursor):
         self._part = whole(part, "the part of a chain", max(0, len(parts) - 1))
         self._fresh = inner is None
         self._cursor = self._open(inner)
+
+    def inside(self) -> Iterable[Cursor]:
+        return (self._cursor,)
 
     def _open(self, state: Any) -> Cursor:
         cursor = open_stream(self._parts[self._part], self._opening.inner(state, self._part))

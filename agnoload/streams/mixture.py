@@ -141,6 +141,9 @@ class _MixtureCursor(Cursor):
         self._over = False
         self.deferred = any(source.deferred for source in self._sources)
 
+    def inside(self) -> Iterable[Cursor]:
+        return self._sources
+
     def _open(self, number: int, state: Any) -> Cursor:
         source = self._mixture.datasets[number]
         stream = source if is_stream(source) else RowsStream(source, self._mixture.shuffled)
