@@ -12,7 +12,7 @@ import numpy as np
 from agnoload import plugins, seeding
 from agnoload.collate import collate, default_convert, install_registry, registry_snapshot
 from agnoload.datasets import Batch, gather_of, getitems_of
-from agnoload.errors import CollateError, OptionError, SampleStopped, add_note, one_line
+from agnoload.errors import CollateError, OptionError, SampleStopped, add_note, attributes_of, one_line
 from agnoload.generators import RequestGenerators
 from agnoload.messages import EMPTY, Failure, Reply, Request
 from agnoload.plan import REST, Told
@@ -429,7 +429,7 @@ def _attributes(dataset: Any) -> dict[str, int]:
 
 def _named(error: BaseException, request: Request) -> BaseException:
     """An error of a request always tells which one it was."""
-    if not any("batch" in note for note in getattr(error, "__dict__", {}).get("__notes__", ())):
+    if not any("batch" in note for note in attributes_of(error).get("__notes__", ())):
         add_note(error, f"in batch {request.batch} of epoch {request.epoch}")
     return error
 
