@@ -298,9 +298,9 @@ class _ChainCursor(Cursor):
 
     def state(self) -> Any:
         if self._fresh:
-            return self._part, None
+            return [self._part, None]
         inner = self._cursor.state()
-        return None if inner is None else (self._part, inner)
+        return None if inner is None else [self._part, inner]
 
 
 class RowsStream(CursorStream[T_co], IterableDataset[T_co]):

@@ -238,7 +238,7 @@ class _HeadCursor(Cursor):
 
     def state(self) -> Any:
         inner = self._source.state()
-        return None if inner is None else (self._left, inner)
+        return None if inner is None else [self._left, inner]
 
 
 class Split(NamedTuple):
