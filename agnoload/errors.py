@@ -124,7 +124,16 @@ def add_note(error: BaseException, text: str) -> None:
         error.add_note(text)
     except CALLED:
         with contextlib.suppress(*CALLED):
-            vars(error).setdefault("__notes__", []).append(text)
+            attributes_of(error).setdefault("__notes__", []).append(text)
+
+
+def attributes_of(error: BaseException) -> dict[str, Any]:
+    """`error.__dict__`, whatever the user's class makes of looking at it."""
+    try:
+        found: dict[str, Any] = object.__getattribute__(error, "__dict__")
+    except CALLED:
+        return {}
+    return found
 
 
 def text_of(error: BaseException) -> str:

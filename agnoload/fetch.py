@@ -12,7 +12,7 @@ import numpy as np
 from agnoload import plugins, seeding
 from agnoload.collate import collate, default_convert, install_registry, registry_snapshot
 from agnoload.datasets import Batch, gather_of, getitems_of
-from agnoload.errors import CollateError, OptionError, SampleStopped, add_note, one_line
+from agnoload.errors import CollateError, OptionError, SampleStopped, add_note, attributes_of, one_line
 from agnoload.generators import RequestGenerators
 from agnoload.messages import EMPTY, Failure, Reply, Request
 from agnoload.plan import REST, Told
@@ -143,6 +143,12 @@ class Fetcher:
             before = _attributes(self.dataset)
             self.worker_init_fn(worker)
             self._doubtful = self._workers > 1 and before == _attributes(self.dataset)
+
+    def close(self) -> None:
+        """Let go of what a stream has open; a request that comes later opens it anew."""
+        reader, self._reader = self._reader, None  # the two refer to each other
+        if reader is not None:
+            reader.close()
 
     # ------------------------------------------------------------------------------------------------ one request
 
@@ -373,6 +379,7 @@ class Fetcher:
         """The reader of the request's epoch; it goes forward only, so whoever begins again has a new one."""
         self._failures = failures
         if self._reader is None or self._read[0] != request.epoch or self._read[1] >= request.batch:
+            self.close()
             epoch, start = self._stream_start or (-1, None)
             self._reader = StreamReader(
                 self.dataset,
@@ -425,7 +432,7 @@ def _attributes(dataset: Any) -> dict[str, int]:
 
 def _named(error: BaseException, request: Request) -> BaseException:
     """An error of a request always tells which one it was."""
-    if not any("batch" in note for note in getattr(error, "__dict__", {}).get("__notes__", ())):
+    if not any("batch" in note for note in attributes_of(error).get("__notes__", ())):
         add_note(error, f"in batch {request.batch} of epoch {request.epoch}")
     return error
 

@@ -39,7 +39,7 @@ from agnoload.pools.inline import InlinePool
 from agnoload.pools.processes import ProcessPool
 from agnoload.pools.start import release_server, use_server
 from agnoload.pools.threads import ThreadPool
-from agnoload.protocols import Backend, Empty, Fetch, IndexArray, Pool
+from agnoload.protocols import Backend, ClosableFetch, Empty, IndexArray, Pool
 from agnoload.ranks import local_world_size, rank_and_world
 from agnoload.samplers.basic import RandomSampler, SequentialSampler
 from agnoload.samplers.sampler import SeededSampler, effective_seed, is_transparent
@@ -826,7 +826,7 @@ class DataLoader(Generic[SampleT, BatchT]):
 class _Again:
     """Loads once, and answers every request with that."""
 
-    def __init__(self, fetch: Fetch) -> None:
+    def __init__(self, fetch: ClosableFetch) -> None:
         self._fetch = fetch
         self._reply: Reply | None = None
 
@@ -834,6 +834,9 @@ class _Again:
         if self._reply is None:
             self._reply = self._fetch(request, empty)._replace(extras=None, end=False)
         return self._reply._replace(number=request.number)
+
+    def close(self) -> None:
+        self._fetch.close()
 
 
 def _rate(batches: Callable[[], Iterable[Any]], seconds: float) -> tuple[float, float]:

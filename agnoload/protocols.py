@@ -52,6 +52,13 @@ class Fetch(Protocol):
     def __call__(self, request: Request, empty: Empty) -> Reply: ...
 
 
+class ClosableFetch(Fetch, Protocol):
+    """One that may have something open: files that a stream reads."""
+
+    def close(self) -> None:
+        """Called at the end, in the thread or process that answers."""
+
+
 @runtime_checkable
 class Stateful(Protocol):
     """Has a place to save and to go back to: a dataset, a stream, a sampler of the user's."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import getitem
 from typing import Any, NamedTuple
 
-from agnoload.errors import add_note
+from agnoload.errors import add_note, attributes_of
 
 Path = tuple[Any, ...]
 """The way from the root to a leaf: keys, names and places, one a level."""
@@ -43,7 +43,7 @@ def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
     try:
         return _map(function, tree)
     except Exception as error:
-        trail = error.__dict__.pop(_TRAIL, None)
+        trail = attributes_of(error).pop(_TRAIL, None)
         if trail:
             add_note(error, f"at the leaf {path_text(tuple(reversed(trail)))}")
         raise
@@ -72,7 +72,7 @@ def _map(function: Callable[[Any], Any], tree: Any) -> Any:
         for key in node.keys(tree):
             children.append(_map(function, node.get(tree, key)))
     except Exception as error:
-        error.__dict__.setdefault(_TRAIL, []).append(key)
+        attributes_of(error).setdefault(_TRAIL, []).append(key)
         raise
     return node.rebuild(tree, children)
 

@@ -8,13 +8,13 @@ import numpy as np
 
 from agnoload.errors import AgnoloadError
 from agnoload.messages import Reply, Request
-from agnoload.protocols import Fetch
+from agnoload.protocols import ClosableFetch
 
 
 class InlinePool:
     """Keeps requests and answers the oldest one when it is asked for."""
 
-    def __init__(self, fetch: Fetch) -> None:
+    def __init__(self, fetch: ClosableFetch) -> None:
         self._fetch = fetch
         self._requests: deque[Request] = deque()
 
@@ -31,3 +31,4 @@ class InlinePool:
 
     def close(self) -> None:
         self._requests.clear()
+        self._fetch.close()

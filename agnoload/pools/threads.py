@@ -123,6 +123,7 @@ class ThreadPool:
             self._busy.pop(worker, None)
             self._replies.put(reply)
             del reply, request
+        fetch.close()
 
     def _doing(self) -> str:
         """What the oldest request under way is waiting for, with its thread's stack."""

@@ -24,7 +24,7 @@ from typing import Any, Protocol
 from agnoload.cores import resident
 from agnoload.journal import Listener
 from agnoload.messages import Reply, Request, Start, describe_request
-from agnoload.protocols import Fetch
+from agnoload.protocols import ClosableFetch
 from agnoload.transport.arena import Mapping as Memory
 from agnoload.transport.arena import Slot, Slots
 from agnoload.transport.byvalue import inherit_classes
@@ -53,7 +53,7 @@ def checksum(slot: Slot, place: Place) -> int:
     return zlib.crc32(slot.view[place.offset : place.end])
 
 
-class WorkerFetch(Fetch, Protocol):
+class WorkerFetch(ClosableFetch, Protocol):
     """What a worker runs: a fetch that is told once which worker it serves, before its first request."""
 
     def begin(self, worker: int) -> None: ...
@@ -309,10 +309,9 @@ class Worker:
         while True:
             end_copy(self._pid)
             ticket = os.read(requests, REQUEST.size)
-            if not ticket:
-                return
-            request_number, slot_number, nbytes, form = REQUEST.unpack(ticket)
+            request_number, slot_number, nbytes, form = REQUEST.unpack(ticket) if ticket else (-1, 0, 0, 0)
             if request_number < 0:
+                fetch.close()
                 return
             control.claim(number, request_number, Stage.LOADING)
             slot = slots[slot_number]

@@ -163,6 +163,9 @@ class _MapCursor(Cursor):
         self.take = source.take  # type: ignore[method-assign]
         self.state = source.state  # type: ignore[method-assign]
 
+    def inside(self) -> Iterable[Cursor]:
+        return (self._source,)
+
     def finish(self, draft: Any) -> Any:
         return applied(self._function, self._source.finish(draft))
 
@@ -194,6 +197,9 @@ class _FilterCursor(Cursor):
         self._source = source
         self._function = function
         self.state = source.state  # type: ignore[method-assign]
+
+    def inside(self) -> Iterable[Cursor]:
+        return (self._source,)
 
     def take(self) -> Any:
         while True:
@@ -264,6 +270,9 @@ class _ChainCursor(Cursor):
         self._fresh = inner is None
         self._cursor = self._open(inner)
 
+    def inside(self) -> Iterable[Cursor]:
+        return (self._cursor,)
+
     def _open(self, state: Any) -> Cursor:
         cursor = open_stream(self._parts[self._part], self._opening.inner(state, self._part))
         self.deferred = cursor.deferred
@@ -289,9 +298,9 @@ class _ChainCursor(Cursor):
 
     def state(self) -> Any:
         if self._fresh:
-            return self._part, None
+            return [self._part, None]
         inner = self._cursor.state()
-        return None if inner is None else (self._part, inner)
+        return None if inner is None else [self._part, inner]
 
 
 class RowsStream(CursorStream[T_co], IterableDataset[T_co]):

@@ -66,6 +66,15 @@ class Cursor(Iterator[Any]):
         """Where the run stands: behind the last draft. None if it cannot say."""
         return None
 
+    def inside(self) -> Iterable[Cursor]:
+        """The runs that this one is made of, those that are open."""
+        return ()
+
+    def close(self) -> None:
+        """Let go of what is open: nothing more will be taken, though a `take` may be under way."""
+        for cursor in self.inside():
+            cursor.close()
+
     def __next__(self) -> Any:
         return self.finish(self.take())
 
@@ -134,11 +143,10 @@ class ForeignCursor(Cursor):
         self._iterator: Any = None
 
     def take(self) -> Any:
-        iterator = self._iterator
-        if iterator is None:
-            iterator = self._iterator = guarded(self._begin)
+        if self._iterator is None:
+            self._iterator = guarded(self._begin)
         try:
-            return next(iterator)
+            return next(self._iterator)  # no name for it here: the traceback of an error would keep it open
         except StopIteration:
             self._iterator = iter(())  # for good: some begin anew
             raise
@@ -162,6 +170,11 @@ class ForeignCursor(Cursor):
         if self._state is not None and not is_stateful(stream):
             go_back(iterator, self._state)
         return iterator  # type: ignore[no-any-return]
+
+    def close(self) -> None:
+        # Not by its own close(): whoever iterates one and the same generator in each epoch still has it. One that
+        # nobody has any more ends here, with what it is made of; what its `finally` raises, Python reports.
+        self._iterator = self._stream = iter(())  # a shard may be its own iterator
 
     def state(self) -> Any:
         if self._iterator is None:
@@ -271,6 +284,13 @@ class ShardsCursor(Cursor):
             self.take()
         self.behind = 0
         return self
+
+    def inside(self) -> Iterable[Cursor]:
+        return () if self._inner is None else (self._inner,)
+
+    def close(self) -> None:
+        super().close()
+        self.opens = None  # it refers to whoever reads
 
     def _open(self, state: Any) -> Cursor | None:
         if self._done >= len(self._shards):

@@ -118,6 +118,9 @@ class _FileCursor(Cursor):
         self._taken += 1
         return sample
 
+    def inside(self) -> Iterable[Cursor]:
+        return () if self._samples is None else (self._samples,)
+
     def state(self) -> int:
         return self._taken
 

@@ -128,7 +128,7 @@ class _MixtureCursor(Cursor):
         state = opening.state
         if state is None:
             none: list[Any] = [None] * count
-            state = {"choices": (0, None), "sources": none, "again": [opening.again] * count, "ended": [False] * count}
+            state = {"choices": [0, None], "sources": none, "again": [opening.again] * count, "ended": [False] * count}
         choices, states, again, ended = fields(state, "a mixture", "choices", "sources", "again", "ended")
         states = items(states, "the sources of a mixture", count)
         self._again = [whole(number, "again", (1 << 31) - 1) for number in items(again, "again", count)]
@@ -140,6 +140,9 @@ class _MixtureCursor(Cursor):
         self._choices = _choices(mixture, opening, *items(choices, "the choices of a mixture", 2))
         self._over = False
         self.deferred = any(source.deferred for source in self._sources)
+
+    def inside(self) -> Iterable[Cursor]:
+        return self._sources
 
     def _open(self, number: int, state: Any) -> Cursor:
         source = self._mixture.datasets[number]
@@ -224,9 +227,10 @@ class _Choices:
         self._place += 1
         return self._block[slot]
 
-    def state(self) -> tuple[int, list[int] | None]:
+    def state(self) -> list[Any]:
         done = self._block and not self._place % self._size
-        return self._place, self._after if done else self._owed
+        owed = self._after if done else self._owed
+        return [self._place, None if owed is None else list(owed)]
 
 
 class _Drawn(_Choices):

@@ -170,6 +170,9 @@ class _RankCursor(Cursor):
             raise StopIteration
         return self._head[(self._rank - len(drafts)) % len(self._head)], False
 
+    def inside(self) -> Iterable[Cursor]:
+        return (self._source,)
+
     def _round(self) -> list[Any]:
         context = seeding.current() if self._direct else None
         start = 0 if context is None else context.item
@@ -230,9 +233,12 @@ class _HeadCursor(Cursor):
         self._left -= 1
         return self._source.take()
 
+    def inside(self) -> Iterable[Cursor]:
+        return (self._source,)
+
     def state(self) -> Any:
         inner = self._source.state()
-        return None if inner is None else (self._left, inner)
+        return None if inner is None else [self._left, inner]
 
 
 class Split(NamedTuple):

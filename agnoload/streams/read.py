@@ -160,6 +160,12 @@ class StreamReader:
                 self._info.on_asked = None
         return self._portion(track, lane, wanted, drafts)
 
+    def close(self) -> None:
+        """Let go of all that is open; only a new reader reads on."""
+        for track in list(self._tracks.values()):
+            track.cursor.close()
+        self._tracks.clear()
+
     def _drafts(self, track: _Track, batch: int, lane: int, size: int) -> tuple[int, list[Any]]:
         """The place of a batch, and its drafts."""
         drafts: list[Any] = []
@@ -227,6 +233,7 @@ class StreamReader:
                         drafts.append(draft)
             except StopIteration:
                 track.ended = True
+                track.cursor.close()
 
     def _asked(self, lane: int) -> None:
         """The stream asks who reads it, while it is read."""

@@ -82,6 +82,9 @@ class _ShuffleCursor(Cursor):
     def deferred(self) -> bool:  # type: ignore[override]
         return self._source.deferred
 
+    def inside(self) -> Iterable[Cursor]:
+        return (self._source,)
+
     def take(self) -> Any:
         buffer = self._buffer
         while self._more and len(buffer) < self._size:

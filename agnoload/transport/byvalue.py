@@ -23,6 +23,33 @@ def _code(code: types.CodeType) -> Any:
     return function, named
 
 
+def _view(view: memoryview) -> Any:
+    """A memoryview over a copy, where cloudpickle would make bytes of it."""
+    shape = view.shape if view.ndim != 1 else None
+    data = view.tobytes()
+    kept = data if view.readonly else bytearray(data)
+    try:
+        _seen(kept, view.format, shape)
+    except (TypeError, ValueError):  # a format, or a shape, that no memoryview can be given
+        return bytes, (data,)
+    return _seen, (kept, view.format, shape)
+
+
+def _seen(data: bytes | bytearray, form: str, shape: tuple[int, ...] | None) -> memoryview:
+    bare: Any = memoryview(data)
+    view: memoryview = bare.cast(form) if shape is None else bare.cast(form, shape)
+    return view
+
+
+def _with_slots(value: type, reduced: Any) -> Any:
+    """A class as cloudpickle reduces it, with the `__slots__` that it must be made with: later they are but a name."""
+    slots = value.__dict__.get("__slots__")
+    if slots is None or not isinstance(reduced, tuple) or reduced[0].__name__ != "_make_skeleton_class":
+        return reduced
+    function, (meta, name, bases, attributes, *others), *state = reduced
+    return function, (meta, name, bases, {**attributes, "__slots__": slots}, *others), *state
+
+
 Packed = tuple[Callable[[npt.NDArray[Any]], Any], npt.NDArray[Any]]
 _packer: Callable[[Any], Packed | None] | None = None
 
@@ -57,7 +84,9 @@ def _own(module: str) -> Any:
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """cloudpickle, with the file names of code that travels by value, so that a worker's traceback shows the lines."""
 
-    dispatch_table: ClassVar[Any] = ChainMap({types.CodeType: _code}, cloudpickle.Pickler.dispatch_table)
+    dispatch_table: ClassVar[Any] = ChainMap(
+        {types.CodeType: _code, memoryview: _view}, cloudpickle.Pickler.dispatch_table
+    )
     classes: dict[str, type] | None = None
     """Collects the classes that travel by value, if given, each under a name for `learn_classes`."""
     alone = False
@@ -70,6 +99,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if reduced is not NotImplemented:
             return reduced
         reduced = super().reducer_override(value)
+        if isinstance(value, type):
+            reduced = _with_slots(value, reduced)
         if self.classes is not None and reduced is not NotImplemented and isinstance(value, type):
             token = uuid.uuid4().hex
             _by_name[token] = self.classes[token] = value

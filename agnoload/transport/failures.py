@@ -6,7 +6,7 @@ import pickle
 import traceback
 from typing import Any, NamedTuple
 
-from agnoload.errors import CALLED, add_note, text_of
+from agnoload.errors import CALLED, add_note, attributes_of, text_of
 from agnoload.transport import byvalue
 
 
@@ -98,10 +98,11 @@ def _whole(error: BaseException) -> bytes | None:
     try:
         data = dumps(error)
         back = pickle.loads(data)
-        same = type(back).__qualname__ == type(error).__qualname__ and _repr(back.args) == _repr(error.args)
+        same = attributes_of(back).keys() == attributes_of(error).keys()
+        same = same and type(back).__qualname__ == type(error).__qualname__ and _repr(back.args) == _repr(error.args)
     except CALLED:
         return None
-    return data if same and text_of(back) == text_of(error) and vars(back).keys() == vars(error).keys() else None
+    return data if same and text_of(back) == text_of(error) else None
 
 
 def _parts(error: BaseException) -> bytes | None:
@@ -111,7 +112,7 @@ def _parts(error: BaseException) -> bytes | None:
     elif isinstance(error, OSError):  # its file names are not among its arguments
         args = (*args, *error.__reduce__()[1][len(args) :]) if len(args) == 2 else args
     try:
-        attributes = {name: portable(value) for name, value in vars(error).items()}
+        attributes = {name: portable(value) for name, value in attributes_of(error).items()}
         data = dumps((type(error), tuple(portable(value) for value in args), attributes))
         pickle.loads(data)
     except CALLED:
@@ -134,5 +135,5 @@ def _from_parts(described: Described) -> Any:
     builtin = next(base for base in kind.__mro__ if base.__module__ == "builtins")
     made: BaseException = builtin.__new__(kind, *args)
     builtin.__init__(made, *args)
-    vars(made).update(attributes)
+    attributes_of(made).update(attributes)
     return made

@@ -84,6 +84,15 @@ class Frozen(Exception):
     detail: str
 
 
+class Unseen(Exception):
+    """Lets nobody look at what it holds."""
+
+    def __getattribute__(self, name):
+        if name in ("__dict__", "add_note"):
+            raise RuntimeError(name)
+        return super().__getattribute__(name)
+
+
 class Unnoted(Exception):
     __notes__ = 5
 
@@ -168,7 +177,7 @@ def test_an_exception_that_refuses_to_be_read_comes_back_all_the_same() -> None:
 @pytest.mark.parametrize("workers", [-1, 0, 2])
 @pytest.mark.parametrize(
     "make", [lambda: Unprintable(3), lambda: NoText(3), lambda: Frozen(3, "x"), lambda: Unnoted("x"),
-             lambda: Unreducible(SystemExit), lambda: Unreadable("x")],
+             lambda: Unreducible(SystemExit), lambda: Unreadable("x"), lambda: Unseen(3)],
 )  # fmt: skip
 def test_an_exception_is_itself_whatever_its_own_methods_do(make, workers) -> None:
     kind = {"worker_type": "thread"} if workers < 0 else {}

@@ -112,3 +112,32 @@ def test_a_program_ends_quietly_with_an_iterator_under_way(ending: str) -> None:
         "print(next(batches))\n" + ending
     )
     assert execute(["-c", program]) == "[0 1]\n"
+
+
+SLOTS = """
+import dataclasses
+
+import agnoload
+
+
+@dataclasses.dataclass(slots=True)
+class Sample:
+    number: int
+
+
+class Data(agnoload.Dataset):
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, index):
+        return Sample(index)
+
+
+for workers in (0, 1):
+    loader = agnoload.DataLoader(Data(), None, num_workers=workers, collate_fn=lambda sample: sample)
+    print([(type(sample) is Sample, hasattr(sample, "__dict__"), sample.number) for sample in loader])
+"""
+
+
+def test_objects_with_slots_of_a_program_come_back_from_workers() -> None:
+    assert execute(["-"], input=SLOTS) == "[(True, False, 0), (True, False, 1), (True, False, 2)]\n" * 2

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import agnoload
-from agnoload import AgnoloadWarning, DataLoader, FileStream, OptionError, StateError
+from agnoload import AgnoloadWarning, DataLoader, FileStream, Mixture, OptionError, StateError
 from agnoload.pools.threads import ThreadPool
 from agnoload.streams import read_lines, read_parquet, read_tar
 
@@ -25,8 +25,46 @@ def plain(batch):
 
 
 def through_json(state):
-    text = json.dumps(state)
-    return json.loads(text)
+    back = json.loads(json.dumps(state))
+    assert back == state
+    return back
+
+
+def text_files(folder):
+    """A stream over two text files."""
+    for name in "ab":
+        (folder / name).write_text("1\n2\n3\n4\n5\n")
+    return FileStream([folder / "a", folder / "b"], read_lines)
+
+
+STATES = {
+    "plain": lambda kit: kit.Count(20),
+    "resumable": lambda kit: kit.Resumable(20),
+    "shards": lambda kit: kit.Shards(20, 4, lanes=2),
+    "resumable shards": lambda kit: kit.ResumableShards(20, 4, lanes=2),
+    "another library's": lambda kit: kit.Hublike(20, 4),
+    "self-splitting": lambda kit: kit.SelfSplitting(20),
+    "map and filter": lambda kit: kit.Resumable(40).map(kit.negative).filter(kit.is_even),
+    "shuffle": lambda kit: kit.Shards(20, 4).shuffle(5),
+    "chain": lambda kit: kit.Resumable(5) + kit.Resumable(30),
+    "chain of shards": lambda kit: kit.ResumableShards(5, 2) + kit.ResumableShards(30, 2),
+    "ranks": lambda kit: kit.Resumable(40).split_by_rank(0, 2),
+    "ranks, padded": lambda kit: kit.Resumable(41).split_by_rank(1, 2, uneven="pad"),
+    "ranks, stopped": lambda kit: kit.Shards(41, 4).split_by_rank(0, 2, uneven="stop"),
+    "mixture": lambda kit: Mixture([kit.Resumable(20), kit.Resumable(20)], [1, 1]),
+    "exact mixture": lambda kit: Mixture([kit.Resumable(20), kit.Rows(20)], [3, 1], per="batch", stop="last"),
+    "nested mixture": lambda kit: Mixture([Mixture([kit.Rows(20)], [1]), kit.Resumable(9) + kit.Resumable(9)], [1, 1]),
+}
+
+
+@pytest.mark.parametrize("make", [*STATES, "files"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_each_state_is_what_json_makes_of_it(kit, make, workers, tmp_path):
+    stream = text_files(tmp_path) if make == "files" else STATES[make](kit)
+    loader = DataLoader(stream, 2, seed=1, num_workers=workers, worker_type="thread")
+    for _ in loader:
+        through_json(loader.state_dict())
+    through_json(loader.state_dict())
 
 
 def check_every_batch(make, others=None, quiet=True):

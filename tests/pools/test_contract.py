@@ -53,6 +53,9 @@ class Obey:
         self._worker = worker
         self._begin(worker)
 
+    def close(self) -> None:
+        pass
+
     def parts(self) -> dict[str, Any]:
         return {"begin": self._begin}
 

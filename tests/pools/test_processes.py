@@ -39,6 +39,9 @@ class Run:
     def begin(self, worker: int) -> None:
         self._begin(worker)
 
+    def close(self) -> None:
+        pass
+
     def parts(self) -> dict[str, Any]:
         return {"begin": self._begin}
 
@@ -115,7 +118,9 @@ def test_a_worker_can_be_driven_by_plain_pipes() -> None:
         slot.put(data)
         os.write(requests_w, REQUEST.pack(number, slot.number, len(data), PACKED))
     os.write(requests_w, REQUEST.pack(-1, 0, 0, 0))
+    assert not fetch.closed
     worker.run(lambda: fetch)
+    assert fetch.closed
     assert control.claimed(0) == 1
     found = []
     for number, place in _tickets(os.read(replies, 4096)):
@@ -127,6 +132,11 @@ def test_a_worker_can_be_driven_by_plain_pipes() -> None:
 
 
 class _Sum(Run):
+    closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
     def __call__(self, request: Request, empty: Any) -> Reply:
         out = empty((1,), np.int64)
         out[0] = request.indices.sum()

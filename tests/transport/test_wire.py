@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 import os
 import pickle
+import subprocess
+import sys
 import threading
 from collections import Counter, OrderedDict, namedtuple
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -374,3 +376,89 @@ def test_a_class_that_a_fork_has_made_where_it_had_another_is_not_that_other_one
     found = [byvalue._inherited(12345, __name__, "Local", alone) for alone in (first, second)]
     assert [kind.number for kind in found] == [1, 2]
     assert [byvalue._inherited(id(kind), __name__, "Local", b"") for kind in (one, other)] == [one, other]
+
+
+def slotted() -> list[Any]:
+    """Classes that no other process can import, in all forms that slots have."""
+
+    class Base:
+        __slots__ = ("__hidden", "first")
+
+        def __init__(self, first: int) -> None:
+            self.first, self.__hidden = first, -first
+
+        def hidden(self) -> int:
+            return self.__hidden
+
+    class Own(Base):
+        __slots__ = "name"
+
+        def __init__(self, first: int) -> None:
+            super().__init__(first)
+            self.name = str(first)
+
+    class Documented:
+        __slots__ = {"first": "the only one"}
+
+        def __init__(self, first: int) -> None:
+            self.first = first
+
+    class Hidden(Base):
+        __slots__ = ("__dict__", "__hidden", "__weakref__")
+
+        def __init__(self, first: int) -> None:
+            super().__init__(first)
+            self.__hidden, self.more = first, [first]
+
+        def hidden(self) -> int:
+            return 2 * self.__hidden
+
+    class Emptied(Base):
+        __slots__ = ()
+
+    @dataclass(slots=True)
+    class Plain:
+        first: int = 5
+
+    @dataclass(slots=True, frozen=True, weakref_slot=True)
+    class Frozen:
+        first: int
+        rest: list[int] = field(default_factory=list)
+
+    return [Own, Documented, Hidden, Emptied, Plain, Frozen]
+
+
+IN_ANOTHER = """
+import pickle, sys
+made = pickle.load(sys.stdin.buffer)
+for thing in made:
+    assert thing.first == 3, thing
+pickle.dump([(hasattr(t, "__dict__"), t.hidden() if hasattr(t, "hidden") else 0, type(type(t).first).__name__)
+             for t in made], sys.stdout.buffer)
+"""
+
+
+def test_classes_that_travel_by_value_keep_their_slots() -> None:
+    things = [kind(3) for kind in slotted()]
+    done = subprocess.run(
+        [sys.executable, "-c", IN_ANOTHER], input=byvalue.dumps(things), capture_output=True, check=True
+    )
+    wanted = [(hasattr(t, "__dict__"), t.hidden() if hasattr(t, "hidden") else 0, "member_descriptor") for t in things]
+    assert pickle.loads(done.stdout) == wanted
+    assert [slots for slots, *_ in wanted] == [False, False, True, False, False, False]
+
+
+VIEWS = [
+    memoryview(b"abc"), memoryview(bytearray(b"abc")), memoryview(np.arange(6.0).reshape(2, 3)),
+    memoryview(np.arange(8, dtype=np.int32))[::2], memoryview(b""), memoryview(np.array(4)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("view", VIEWS, ids=lambda view: f"{view.format}{view.shape}")
+def test_a_memoryview_is_one_afterwards(arena: Arena, view: memoryview) -> None:
+    found = through({"view": view}, arena)["view"]
+    assert type(found) is memoryview
+    assert (found.format, found.shape, found.readonly) == (view.format, view.shape, view.readonly)
+    assert found.tobytes() == view.tobytes()
+    dates = memoryview(np.zeros(2, [("a", "<i4"), ("b", "<f8")]))
+    assert through(dates, arena) == dates.tobytes()  # no view of such memory can be made anew
