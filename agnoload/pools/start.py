@@ -147,7 +147,7 @@ class _ContextProcess(_Killable):
         # A process counts the memory of the one that it was spawned from until it loads its own program.
         self._counted = resident() if context.get_start_method() == "spawn" else 0
         try:
-            with _starting, _hidden_main(), _environment(THREADS):
+            with _starting, _hidden_main(), _environment(THREADS), _unchosen(self._library()):
                 self._process.start()
         except BaseException:  # Ctrl-C, when another thread has taken the signal
             if (process := getattr(self._process, "_popen", None)) is not None:
@@ -155,8 +155,7 @@ class _ContextProcess(_Killable):
                 self._process.join()
             raise
         # Its library would wait for it at exit before we get to end it; we own its end.
-        module = sys.modules[type(self._process).__mro__[-2].__module__]
-        getattr(module, "_children", set()).discard(self._process)
+        getattr(sys.modules[f"{self._library().__name__}.process"], "_children", set()).discard(self._process)
         self.pid: int = self._process.pid
         self.rss: int | None = None
         self._exitcode: int | None = None
@@ -165,6 +164,10 @@ class _ContextProcess(_Killable):
         except (AttributeError, OSError):
             self._pidfd = -1
         self.sentinel: int = self._process.sentinel if self._pidfd < 0 else self._pidfd
+
+    def _library(self) -> Any:
+        """`multiprocess` or `multiprocessing`."""
+        return sys.modules[type(self._process).__mro__[-2].__module__.partition(".")[0]]
 
     def exitcode(self) -> int | None:
         if self._exitcode is None and _readable(self.sentinel):
@@ -206,6 +209,17 @@ def _received(sent: Any) -> int:
 def _in_context(worker: int, workers: int, parent: int, fds: list[int], lasting: bool, inherited: Any) -> None:
     (die_with if lasting else end_with)(parent)
     main(Start(worker, workers, parent, *fds[:4]), fds[4:], inherited)
+
+
+@contextlib.contextmanager
+def _unchosen(library: Any) -> Iterator[None]:
+    """A start by `spawn` looks up the start method of the whole program, and so settles it: the program still may."""
+    open_ = library.get_start_method(allow_none=True) is None
+    try:
+        yield
+    finally:
+        if open_:
+            library.set_start_method(None, force=True)
 
 
 @contextlib.contextmanager
