@@ -293,11 +293,8 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
         """At the end of an epoch without a batch: whether there were some in one before."""
         if self._yielded:
             return
-        source, plan, failed = self._plan.source, self._plan, self._recorder.failed
-        if plan.barren and failed:
-            index, error = failed[-1]
-            self._say(f"epoch {plan.epoch} gave no batch: no sample could be loaded; the last was {index!r}, {error}")
-        elif source is not None and self._recorder.sums().batches:
+        source = self._plan.source
+        if source is not None and self._recorder.sums().batches:
             self._say(
                 f"the {source} gives nothing any more, though it gave batches in an epoch before: one that can be "
                 "iterated only once, as a generator or an open file can, must begin anew in __iter__"

@@ -208,11 +208,6 @@ class Recorder:
         for timeline in self._timelines:
             timeline.loaded(reply, end)
 
-    @property
-    def failed(self) -> list[Failure]:
-        """The samples that were left out or replaced."""
-        return self._failed
-
     def noted(self, extras: dict[str, Any]) -> None:
         """What a reply has to say beside its batch, when its turn has come."""
         self._failed += extras.get("failed", ())

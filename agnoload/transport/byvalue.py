@@ -9,7 +9,7 @@ import uuid
 import weakref
 from collections import ChainMap
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import cloudpickle
 import numpy.typing as npt
@@ -42,9 +42,17 @@ def _seen(data: bytes | bytearray, form: str, shape: tuple[int, ...] | None) -> 
 
 
 def _with_slots(value: type, reduced: Any) -> Any:
-    """A class as cloudpickle reduces it, with the `__slots__` that it must be made with: later they are but a name."""
+    """A class as cloudpickle reduces it, with the `__slots__` that it must be made with: later they are but a name.
+
+    A `NamedTuple` gives them to itself, and refuses any other.
+    """
     slots = value.__dict__.get("__slots__")
-    if slots is None or not isinstance(reduced, tuple) or reduced[0].__name__ != "_make_skeleton_class":
+    if (
+        slots is None
+        or NamedTuple in getattr(value, "__orig_bases__", ())
+        or not isinstance(reduced, tuple)
+        or reduced[0].__name__ != "_make_skeleton_class"
+    ):
         return reduced
     function, (meta, name, bases, attributes, *others), *state = reduced
     return function, (meta, name, bases, {**attributes, "__slots__": slots}, *others), *state
