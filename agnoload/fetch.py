@@ -160,8 +160,9 @@ class Fetcher:
             self._info.epoch, self._info.seed = request.epoch, request.seed
         if self._gather is not None:
             return self._gathered(request, empty, started)
+        token = seeding.enter(context)
         try:
-            with seeding.use(context), self._generators:
+            with self._generators:
                 try:
                     reply = (self._streamed if self._stream else self._mapped)(request, empty, started)
                 except (Exception, GeneratorExit) as error:
@@ -171,6 +172,7 @@ class Fetcher:
                     raise
         finally:
             self._generators.settle()
+            seeding.leave(token)
         if notices := self._generators.notices:
             reply = reply._replace(extras={**(reply.extras or {}), "notices": notices[:]})
             notices.clear()

@@ -7,15 +7,23 @@ loads a batch, or when. In a worker they are the worker's own; inline the user's
 from __future__ import annotations
 
 import random
-import struct
+import sys
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from agnoload import plugins
-from agnoload.memory import NUMPYS_OWN, PYTHONS_OWN, normal_of, twister_of_numpy, twister_of_python
+from agnoload.memory import (
+    NUMPYS_OWN,
+    PYTHONS_OWN,
+    TWISTER,
+    Twister,
+    normal_of,
+    twister_of_numpy,
+    twister_of_python,
+)
 from agnoload.protocols import Backend
 from agnoload.reach import Step, within_reach
 from agnoload.seeding import Purpose, Rewinder, SampleContext
@@ -39,12 +47,15 @@ class PythonGenerator:
         self._twister = twister_of_python(generator)
 
     def seed(self, philox: np.random.Philox) -> None:
+        self.fill(philox.random_raw(TWISTER).data)
+
+    def fill(self, words: memoryview) -> None:
+        """What `seed` does, with words that were drawn already."""
         if self._twister is None:
-            words = struct.unpack("=624I", philox.random_raw(312).tobytes())
-            self._generator.setstate((3, (*words, 624), None))
+            self._generator.setstate((3, (*words.cast("B").cast("I"), 2 * TWISTER), None))
             return
         self._generator.gauss_next = None  # type: ignore[attr-defined]
-        self._twister.fill(philox)
+        self._twister.fill(words)
 
     def save(self) -> Any:
         if self._twister is None:
@@ -72,7 +83,7 @@ class NumpyGenerator:
         if self._held is not None:
             self._held.forget()
         if self._twister is not None:
-            self._twister.fill(philox)
+            self._twister.fill(philox.random_raw(TWISTER).data)
         elif type(self._source) is np.random.PCG64:
             words = int.from_bytes(philox.random_raw(4).tobytes(), "little")
             inner: Any = {"state": words >> 128, "inc": (words & ((1 << 128) - 1)) | 1}  # an increment is odd
@@ -149,6 +160,10 @@ class BackendGenerator:
 # ---------------------------------------------------------------------------------------------- the process's own
 
 
+_source: Callable[[], Any] = np.random.get_bit_generator  # type: ignore[attr-defined]
+_lend: Callable[[Any], None] = np.random.set_bit_generator  # type: ignore[attr-defined]
+
+
 class ProcessGenerators:
     """What `random`, `np.random` and the loaded frameworks draw from when nobody gives them a generator.
 
@@ -158,42 +173,46 @@ class ProcessGenerators:
     def __init__(self) -> None:
         self._python = PythonGenerator(PYTHONS_OWN)
         self._lent: Any = np.random.MT19937(0)
-        self._numpy = NumpyGenerator(self._lent)
+        self._numpy = Twister(self._lent.ctypes.state_address, place_first=False)
         self._held = normal_of(NUMPYS_OWN) or _Normal(NUMPYS_OWN)
         self._backends: tuple[Backend, ...] = ()
+        self._modules = 0
 
     def seed(self, rewinder: Rewinder, context: SampleContext) -> None:
         """Put all of them into the state of the request that `context` stands in."""
         rewinder.rewind(context.seed, context.epoch, Purpose.GLOBALS, context.first, context.rank)
-        philox = rewinder.philox
-        self._python.seed(philox)
-        np.random.set_bit_generator(self._lent)  # type: ignore[attr-defined]  # and forget a normal number held back
-        self._numpy.seed(philox)
-        number = int(philox.random_raw())  # one for all: who else is loaded here must change nothing
-        self._backends = plugins.loaded_backends()
+        words = rewinder.philox.random_raw(2 * TWISTER + 1).data  # at once: a call costs as much as 50 of them
+        self._python.fill(words[:TWISTER])
+        _lend(self._lent)  # and forget a normal number held back
+        self._numpy.fill(words[TWISTER:-1])
+        if len(sys.modules) != self._modules:
+            self._modules = len(sys.modules)
+            self._backends = plugins.loaded_backends()
         for backend in self._backends:
-            backend.seed(number)
+            backend.seed(words[-1])  # one for all: who else is loaded here must change nothing
+
+    def imported(self) -> bool:
+        """Whether anything at all has been imported since `seed`."""
+        return len(sys.modules) != self._modules
 
     def missed(self) -> list[Backend]:
         """Whose frameworks have been imported since `seed`, and drawn from already."""
         backends = plugins.loaded_backends()
-        if backends is self._backends:
-            return []
         return [backend for backend in backends if backend not in self._backends and backend.drawn()]
 
     def save(self) -> Any:
         """All their states, for `restore`."""
-        source = np.random.get_bit_generator()  # type: ignore[attr-defined]
-        bits = self._numpy.save() if source is self._lent else None  # the user's own is not touched
+        source = _source()
+        bits = self._numpy.read() if source is self._lent else None  # the user's own is not touched
         backends = [(backend, backend.rng_state()) for backend in plugins.loaded_backends()]
         return self._python.save(), source, bits, self._held.read(), backends
 
     def restore(self, state: Any) -> None:
         python, source, bits, held, backends = state
         self._python.restore(python)
-        np.random.set_bit_generator(source)  # type: ignore[attr-defined]
+        _lend(source)
         if bits is not None:
-            self._numpy.restore(bits)
+            self._numpy.write(bits)
         self._held.write(held)
         for backend, states in backends:
             backend.set_rng_state(states)
@@ -382,10 +401,11 @@ class RequestGenerators:
         self._seed()
 
     def __exit__(self, *error: object) -> None:
-        self.settle()
-        if not self._shared:
+        if self._saved is not None:
+            self.settle()
+        if not self._shared and self._process.imported():
             self._tell_missed()
-        if self._looks == LOOKS or (self._looks and not self._shared and self._replaced()):
+        if self._looks == LOOKS or (self._found and self._looks and not self._shared and self._replaced()):
             self._looks -= 1
             self.find()
 

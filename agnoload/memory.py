@@ -20,8 +20,12 @@ PYTHONS_OWN: random.Random = random.getstate.__self__  # type: ignore[attr-defin
 NUMPYS_OWN: np.random.RandomState = np.random.standard_normal.__self__  # type: ignore[attr-defined]
 """Behind the functions of `np.random`."""
 
-_WORDS = 624 * 4
-_COUNTER = struct.Struct("=4Q")
+TWISTER = 312
+"""A Mersenne Twister is this many words of 64 bits."""
+
+_WORDS = TWISTER * 8
+_PHILOX = struct.Struct("=ii32xiI16s4Q")
+"""A place among four numbers drawn at once, these, whether half a number is left and that half; key; counter."""
 
 
 def _span(address: int, length: int) -> memoryview:
@@ -39,7 +43,7 @@ class Twister:
 
     def __init__(self, address: int, place_first: bool) -> None:
         self._all = _span(address, 4 + _WORDS)
-        self._words = self._all[4:] if place_first else self._all[:_WORDS]
+        self._words = (self._all[4:] if place_first else self._all[:_WORDS]).cast("L")
         self._place = (self._all[:4] if place_first else self._all[_WORDS:]).cast("I")
 
     def read(self) -> bytes:
@@ -48,10 +52,10 @@ class Twister:
     def write(self, block: bytes) -> None:
         self._all[:] = block
 
-    def fill(self, bits: np.random.BitGenerator) -> None:
-        """New words, from what a generator gives next."""
-        self._words[:] = bits.random_raw(_WORDS // 8).tobytes()
-        self._place[0] = 624
+    def fill(self, words: memoryview) -> None:
+        """New words, `TWISTER` of them as `uint64`; none of what they give has been given yet."""
+        self._words[:] = words
+        self._place[0] = 2 * TWISTER
 
 
 def twister_of_python(generator: random.Random) -> Twister | None:
@@ -67,21 +71,14 @@ def twister_of_numpy(source: Any) -> Twister | None:
 
 
 class Philox:
-    """The memory of one Philox: its key, its counter, and what it has drawn but not given yet."""
+    """The memory of one Philox: what it has drawn but not given yet, its key and its counter."""
 
-    def __init__(self, address: int, drawn: int, key: int, counter: int) -> None:
-        self._drawn = _span(address + drawn, 48)
-        self._key = _span(address + key, 16)
-        self._counter = _span(address + counter, 32)
+    def __init__(self, address: int) -> None:
+        self._all = _span(address, _PHILOX.size)
 
     def rewind(self, key: bytes, start: int, position: int, purpose: int, epoch: int) -> None:
         """To the first number of a key and a counter."""
-        self._key[:] = key
-        _COUNTER.pack_into(self._counter, 0, start, position, purpose, epoch)
-        self._drawn[:] = _NOTHING_DRAWN
-
-
-_NOTHING_DRAWN = struct.pack("=ii32xiI", 4, 0, 0, 0)  # the place behind four numbers, these, no half of one
+        _PHILOX.pack_into(self._all, 0, 4, 0, 0, 0, key, start, position, purpose, epoch)
 
 
 def philox_of(source: np.random.Philox) -> Philox | None:
@@ -94,9 +91,9 @@ def philox_of(source: np.random.Philox) -> Philox | None:
         "has_uint32": 1, "uinteger": half,
     }  # fmt: skip
     memory = _inside(source, np.random.Philox)
-    drawn = memory.find(struct.pack("=i", 3) + bytes(4) + buffer.tobytes() + struct.pack("=iI", 1, half))
-    places = drawn, memory.find(key.tobytes()), memory.find(counter.tobytes())
-    return None if min(places) < 0 else Philox(id(source), *places)
+    drawn = struct.pack("=i4x", 3) + buffer.tobytes() + struct.pack("=iI", 1, half)
+    offset = memory.find(drawn + key.tobytes() + counter.tobytes())
+    return None if offset < 0 else Philox(id(source) + offset)
 
 
 class Normal:

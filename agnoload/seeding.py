@@ -38,6 +38,10 @@ class Purpose(IntEnum):
     ATTRIBUTES = 10
     SHARDS = 11
 
+    def __init__(self, number: int) -> None:
+        self.word = number << 32
+        """Its part of a counter's word; shifting a member of an enumeration takes as long as rewinding a generator."""
+
 
 def draw_seed() -> int:
     """A fresh seed of 63 bits from the operating system."""
@@ -98,7 +102,7 @@ def _philox_key_bytes(seed: int) -> bytes:
 
 def counter(epoch: int, rank: int, position: int, purpose: Purpose) -> npt.NDArray[np.uint64]:
     """The four counter words of a key."""
-    return np.array([0, position, rank | (purpose << 32), epoch], np.uint64)
+    return np.array([0, position, rank | purpose.word, epoch], np.uint64)
 
 
 def generator(seed: int, epoch: int, purpose: Purpose, position: int = 0, rank: int = 0) -> np.random.Generator:
@@ -125,7 +129,7 @@ class Rewinder:
     ) -> np.random.Generator:
         """The generator at the key's first number, or `start` times four numbers behind it."""
         if self._memory is not None:
-            self._memory.rewind(_philox_key_bytes(seed), start, position, rank | (purpose << 32), epoch)
+            self._memory.rewind(_philox_key_bytes(seed), start, position, rank | purpose.word, epoch)
             return self.generator
         words = counter(epoch, rank, position, purpose)
         words[0] = start
@@ -214,6 +218,11 @@ def current() -> SampleContext | None:
     return _context.get()
 
 
+enter = _context.set
+"""Make a context the current one, until `leave` is called with what this returns."""
+leave = _context.reset
+
+
 class use:  # noqa: N801 - a context manager; as a generator it took three times as long, and set an attribute of what passes
     """Make `context` the current one for a while."""
 
@@ -223,7 +232,7 @@ class use:  # noqa: N801 - a context manager; as a generator it took three times
         self._context = context
 
     def __enter__(self) -> None:
-        self._token = _context.set(self._context)
+        self._token = enter(self._context)
 
     def __exit__(self, *error: object) -> None:
-        _context.reset(self._token)
+        leave(self._token)
