@@ -141,8 +141,8 @@ def changed(state, path, value):
 GONE = object()
 ODD = [
     None, True, False, -1, 0, 1, 2, 5, 12, 13, 14, 10**6, 2**31, 2**63 - 1, 2**63, 2**64, 2**200, 0.0, 2.5, 3.0,
-    float("nan"), float("inf"), "", "3", "garbage", [], [1], [[1, 2]], [[2, 1]], [[0, 3], [6, 9]], {}, {"state": 1},
-    {"sum": "x"}, {"0": {"a": [{}]}}, [[[[]]]], b"bytes", {1, 2}, object(),
+    float("nan"), float("inf"), "", "3", "garbage", [], [1], [[1, 2]], [["a", 1]], [[2, 1]], [[0, 3], [6, 9]], {},
+    {"a": 1}, {"state": 1}, {"sum": "x"}, {"0": {"a": [{}]}}, [[[[]]]], b"bytes", {1, 2}, object(),
 ]  # fmt: skip
 values = st.sampled_from([*ODD, GONE]) | st.integers(-(2**70), 2**70) | st.lists(st.integers(-3, 20), max_size=3)
 
