@@ -160,7 +160,6 @@ class Fetcher:
             self._info.epoch, self._info.seed = request.epoch, request.seed
         if self._gather is not None:
             return self._gathered(request, empty, started)
-        token = seeding.enter(context)
         try:
             with self._generators:
                 try:
@@ -172,7 +171,6 @@ class Fetcher:
                     raise
         finally:
             self._generators.settle()
-            seeding.leave(token)
         if notices := self._generators.notices:
             reply = reply._replace(extras={**(reply.extras or {}), "notices": notices[:]})
             notices.clear()

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from agnoload import plugins
+from agnoload import plugins, seeding
 from agnoload.memory import (
     NUMPYS_OWN,
     PYTHONS_OWN,
@@ -370,7 +370,8 @@ LOOKS = 16
 
 
 class RequestGenerators:
-    """A context around one request: all generators as its key says, and the user's own states put back afterwards.
+    """A context around one request: its `SampleContext` is the current one and all generators are as its key says;
+    afterwards the former one and the user's own states are put back.
 
     `roots` are the user's objects by name. In a worker process (`own`) nothing needs to be put back. In a worker thread
     (`shared`) the generators belong to all threads at once: they are left alone, and who keeps one is told so.
@@ -386,6 +387,7 @@ class RequestGenerators:
         self._found: list[Found] | None = None
         self._kept: list[tuple[int, Settable]] = []
         self._looks = LOOKS
+        self._outer: tuple[SampleContext | None] | None = None
         self._saved: Any = None
         self._marked: Any = None
         self.notices: list[str] = []
@@ -393,6 +395,8 @@ class RequestGenerators:
     def __enter__(self) -> None:
         if self._found is None:
             self.find()
+        self._outer = (seeding.current(),)
+        seeding.make_current(self._context)
         if self._shared:
             return
         if not self._own:
@@ -401,8 +405,7 @@ class RequestGenerators:
         self._seed()
 
     def __exit__(self, *error: object) -> None:
-        if self._saved is not None:
-            self.settle()
+        self.settle()
         if not self._shared and self._process.imported():
             self._tell_missed()
         if self._looks == LOOKS or (self._found and self._looks and not self._shared and self._replaced()):
@@ -414,6 +417,9 @@ class RequestGenerators:
         if self._saved is not None:
             self._restore(self._saved)
             self._saved = None
+        if self._outer is not None:
+            seeding.make_current(self._outer[0])
+            self._outer = None
 
     def _replaced(self) -> bool:
         return any(found.replaced() for found in self._found or ())

@@ -540,7 +540,7 @@ def test_an_interrupt_at_any_step_leaves_the_users_generators_as_they_were(sampl
     dataset.__class__ = type("Draws", (Keeps,), {"__getitem__": lambda self, index: random.random() + kept[0].random()})
 
     def states():
-        return look(), kept[0].getstate(), repr(kept[1].get_state(legacy=False)), kept[2].state
+        return seeding.current(), look(), kept[0].getstate(), repr(kept[1].get_state(legacy=False)), kept[2].state
 
     def run():
         next(iter(DataLoader(dataset, 1, seed=5, sampler=sampler)))
