@@ -164,7 +164,9 @@ def test_a_frozen_dataclass_stays_frozen() -> None:
 
 
 @pytest.mark.parametrize(
-    "leaf", ["text", b"bytes", {1}, range(3), None, np.zeros((2, 2)), Plain, Point, object()], ids=str
+    "leaf",
+    ["text", b"bytes", {1}, range(3), None, np.zeros((2, 2)), Plain, Point, object()],
+    ids=["text", "bytes", "set", "range", "None", "array", "class", "named tuple", "object"],
 )
 def test_all_else_is_a_leaf(leaf: Any) -> None:
     seen = []

@@ -182,7 +182,9 @@ def test_a_generator_is_asked_once_an_epoch_and_not_before():
         assert generator.getstate() == untouched.getstate()
 
 
-@pytest.mark.parametrize("thing", ["x", True, 1.5, -1, object(), [1], np.zeros(3)], ids=repr)
+@pytest.mark.parametrize(
+    "thing", ["x", True, 1.5, -1, object(), [1], np.zeros(3)], ids=lambda thing: type(thing).__name__
+)
 def test_what_is_no_generator_is_refused_at_once(thing):
     with pytest.raises(OptionError, match=rf"generator must be .* got {re.escape(repr(thing)[:20])}"):
         DataLoader(range(N), generator=thing)
