@@ -20,7 +20,7 @@ def commands() -> list[str]:
 def test_two_commands_do_all_the_set_up() -> None:
     job, tests = commands()
     assert job.endswith("docs/examples/digits.py --backend numpy")
-    assert tests.endswith("-m pytest -q")
+    assert tests.endswith("-m pytest -q -n 2 --dist worksteal")
 
 
 def test_the_checks_run_the_commands_of_the_readme() -> None:
