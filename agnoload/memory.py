@@ -24,6 +24,7 @@ TWISTER = 312
 """A Mersenne Twister is this many words of 64 bits."""
 
 _WORDS = TWISTER * 8
+_UINT64: Any = np.dtype(np.uint64).char  # "L" or "Q", by the machine; views are copied where they say the same
 _PHILOX = struct.Struct("=ii32xiI16s4Q")
 """A place among four numbers drawn at once, these, whether half a number is left and that half; key; counter."""
 
@@ -43,7 +44,7 @@ class Twister:
 
     def __init__(self, address: int, place_first: bool) -> None:
         self._all = _span(address, 4 + _WORDS)
-        self._words = (self._all[4:] if place_first else self._all[:_WORDS]).cast("L")
+        self._words = (self._all[4:] if place_first else self._all[:_WORDS]).cast(_UINT64)
         self._place = (self._all[:4] if place_first else self._all[_WORDS:]).cast("I")
 
     def read(self) -> bytes:
