@@ -33,9 +33,7 @@ def imbalance_weights(labels: Any, alpha: float = 1.0) -> npt.NDArray[np.float64
     [0.667, 0.667, 0.667, 2.0]
     """
     groups = Groups("labels", labels)
-    each = (
-        class_shares(groups.counts, number("alpha", alpha, 0, "a number from 0 to 1", 1)) * groups.total / groups.counts
-    )
+    each = class_shares(groups.counts, _checked_alpha(alpha)) * groups.total / groups.counts
     weights = np.empty(groups.total)
     weights[groups.members] = np.repeat(each, groups.counts)
     return weights
@@ -102,7 +100,7 @@ class BalancedBatchSampler(SeededSampler[list[int]]):
         word("kind", kind, ("fixed", "random"))
         integer("min_per_class", min_per_class, 0, "a non-negative int")
         self.batch_size = positive("batch_size", batch_size)
-        self.alpha = number("alpha", alpha, 0, "a number from 0 to 1", 1)
+        self.alpha = _checked_alpha(alpha)
         self.kind = kind
         self.min_per_class = int(min_per_class)
         self.groups = Groups("labels", labels)
@@ -370,3 +368,7 @@ class _Samples:
 
 def _number_of_batches(number: int | None, items: int, batch_size: int) -> int:
     return -(-items // batch_size) if number is None else positive("num_batches", number)
+
+
+def _checked_alpha(alpha: Any) -> float:
+    return number("alpha", alpha, 0, "a number from 0 to 1", 1)
