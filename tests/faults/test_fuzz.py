@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import json
 import math
 from collections import namedtuple
 from collections.abc import Callable, Iterator
@@ -12,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agnoload import BackendUnavailable, DataLoader, OptionError
+from agnoload import BackendUnavailable, DataLoader, OptionError, StateError
 
 Pair = namedtuple("Pair", ["left", "right"])
 
@@ -248,3 +250,50 @@ def test_what_the_constructor_takes_works(options: dict[str, Any]) -> None:
     with loader:
         got = list(loader)
         assert len(got) == len(loader)
+
+
+# ---------------------------------------------------------------------------------------------- states
+
+JUNK = st.sampled_from(
+    [None, -1, 0, 3, 1 << 70, 2.5, math.nan, True, "x", "", [], [1], [[1, 2]], [["a", 1]], {}, {"a": 1}]
+)
+
+
+def paths(state: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The way to everything within a state."""
+    yield path
+    items = state.items() if isinstance(state, dict) else enumerate(state) if isinstance(state, list) else ()
+    for key, inner in items:
+        yield from paths(inner, (*path, key))
+
+
+def changed(state: Any, path: tuple[Any, ...], value: Any) -> Any:
+    if not path:
+        return value
+    state = copy.deepcopy(state)
+    inner = state
+    for key in path[:-1]:
+        inner = inner[key]
+    if value is KeyError:
+        del inner[path[-1]]
+    else:
+        inner[path[-1]] = value
+    return state
+
+
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data(), st.booleans(), st.integers(0, 4))
+def test_a_state_that_is_not_one_of_ours_is_refused_or_goes_on(data: st.DataObject, in_order: bool, taken: int) -> None:
+    loader = DataLoader(range(10), 3, shuffle=True, seed=0, in_order=in_order)
+    batches = iter(loader)
+    for _ in range(taken):
+        next(batches)
+    state = json.loads(json.dumps(loader.state_dict()))
+    path = data.draw(st.sampled_from(sorted(paths(state), key=repr)))
+    value = data.draw(st.one_of(JUNK, st.just(KeyError)) if path else JUNK)
+    other = DataLoader(range(10), 3, shuffle=True, in_order=in_order)
+    try:
+        other.load_state_dict(changed(state, path, value))
+        list(other)
+    except StateError:
+        return
