@@ -214,14 +214,11 @@ class StreamPlan:
         place = self._place(entry.request)
         if lane.ended:
             return  # it was asked before that was known
-        if not portion.end:
-            entry.after = place + self._size
-            return
-        lane.ended = True
-        if portion.left is None:
-            entry.after = place + portion.places
-        else:
+        lane.ended = portion.end
+        if portion.left is not None:
             lane.left, lane.left_at = portion.left, place
+        elif portion.places:  # an early last batch counts as a whole one: who goes on finds the end where it was found
+            entry.after = place + self._size
 
     def _pass(self, entry: _Entry) -> None:
         """The batch and all before it are delivered."""
