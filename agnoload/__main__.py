@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import platform
 import sys
 
@@ -42,4 +43,9 @@ def _gib(nbytes: int) -> str:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(
+        "python -m agnoload",
+        description="Print what this machine offers a loader: usable cores, memory, how workers start, and which "
+        "backends are ready or why not.",
+    ).parse_args()
     print(report())

@@ -714,12 +714,12 @@ class DataLoader(Generic[SampleT, BatchT]):
                 timeline.write(file)
 
     def benchmark(self, seconds: float = 5.0) -> Benchmark:
-        """Measure the loader by itself, then what it could give if loading took no time; print both, with advice.
+        """Measure the loader by itself, then what it could give if loading took no time; print it to read advice.
 
         Half of `seconds` goes to each: to a loop that does nothing with its batches, and to one batch that goes through
         the loader and its backend again and again. The place in the data, `stats()` and kept workers stay as they are.
 
-        >>> found = DataLoader(range(100), 10).benchmark(seconds=0.02)
+        >>> print(DataLoader(range(100), 10).benchmark(seconds=0.02))
         the loader alone: ... batches/s, ... samples/s, the first batch after ... s
         one batch again and again: ... batches/s, the most that it can give
         ...
@@ -732,9 +732,7 @@ class DataLoader(Generic[SampleT, BatchT]):
             plan = twin._plan(twin._epochs.begin())
             pool = InlinePool(_Again(twin._fetcher(isolated=False, plan=plan)))
             ceiling, _ = _rate(lambda: twin._iterator(plan, pool, None, sys.maxsize), half)
-        found = Benchmark(alone, ceiling, first, told.samples / told.batches, told.verdict)
-        print(found)
-        return found
+        return Benchmark(alone, ceiling, first, told.samples / told.batches, told.verdict)
 
     def _twin(self, workers: int) -> DataLoader[SampleT, BatchT]:
         """The same loader once more, for measurements that this one shall not notice."""

@@ -14,11 +14,14 @@ import numpy.typing as npt
 
 from agnoload.messages import Failure, Reply
 from agnoload.tree import node_of
+from agnoload.words import number_of
 
 TRANSPORT = 300e-6
 """Seconds that a batch's way through a worker costs; what takes less is better loaded here."""
 LITTLE = 0.05
 """Who waits for less than this share of the time has nothing to gain."""
+KEPT_FAILURES = 1000
+"""A bad sample takes some 200 bytes: of more than these only their number is kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +32,10 @@ class Stats:
     the user's work on batches is in it, what is done between epochs is not. `wait_seconds`: what `next()` took of it,
     `wait_first`: what it took for first batches, while workers start; `wait_p50` ...: percentiles over batches, within
     3%. `bytes`: of the arrays in the batches, before a backend converts them. `busy`: the share of its time that each
-    worker was loading; without workers, that of the process that iterates. `failed`: index and error of each sample
-    that was skipped or replaced. `cache_hits`, `cache_misses`: of every `CachedDataset` inside. `num_workers`: how many
-    there are now, and `choice` why. `verdict`: one sentence on whether data is the bottleneck, and what to do.
+    worker was loading; without workers, that of the process that iterates. `num_failed`: how many samples were skipped
+    or replaced, and `failed`: index and error of the first 1,000 of them. `cache_hits`, `cache_misses`: of every
+    `CachedDataset` inside. `num_workers`: how many there are now, and `choice` why. `verdict`: one sentence on whether
+    data is the bottleneck, and what to do.
 
     >>> from agnoload import DataLoader
     >>> loader = DataLoader(range(10), 4)
@@ -50,6 +54,7 @@ class Stats:
     wait_p95: float
     wait_p99: float
     busy: tuple[float, ...]
+    num_failed: int
     failed: tuple[Failure, ...]
     cache_hits: int
     cache_misses: int
@@ -61,17 +66,17 @@ class Stats:
         rate = self.samples / self.seconds if self.seconds else 0.0
         busy = ", ".join(f"{share:.0%}" for share in self.busy) or "nothing"
         lines = [
-            f"{self.batches} batches, {self.samples} samples, {self.bytes / 1e6:,.1f} MB in {self.seconds:.2f} s: "
-            f"{rate:,.0f} samples/s",
+            f"{number_of(self.batches, 'batch')}, {number_of(self.samples, 'sample')}, {self.bytes / 1e6:,.1f} MB in "
+            f"{self.seconds:.2f} s: {rate:,.0f} samples/s",
             f"waited {self.wait_seconds:.2f} s; a batch {_time(self.wait_p50)} (half), {_time(self.wait_p95)} (95%), "
             f"{_time(self.wait_p99)} (99%)",
-            f"{self.num_workers} workers ({self.choice}), busy {busy}",
+            f"{number_of(self.num_workers, 'worker')} ({self.choice}), busy {busy}",
         ]
         if self.cache_hits or self.cache_misses:
-            lines.append(f"cache: {self.cache_hits} hits, {self.cache_misses} misses")
+            lines.append(f"cache: {number_of(self.cache_hits, 'hit')}, {number_of(self.cache_misses, 'miss')}")
         if self.failed:
-            index, error = self.failed[-1]
-            lines.append(f"{len(self.failed)} bad samples, the last: {index!r}, {error}")
+            index, error = self.failed[0]
+            lines.append(f"{number_of(self.num_failed, 'bad sample')}, the first: {index!r}, {error}")
         return "\n".join([*lines, self.verdict])
 
 
@@ -191,6 +196,7 @@ class Recorder:
         self._waits = Histogram()
         self._alive = np.zeros(0)
         self._loading = np.zeros(0)
+        self._num_failed = 0
         self._failed: list[Failure] = []
         self._timelines: tuple[Timeline, ...] = ()
 
@@ -210,7 +216,9 @@ class Recorder:
 
     def noted(self, extras: dict[str, Any]) -> None:
         """What a reply has to say beside its batch, when its turn has come."""
-        self._failed += extras.get("failed", ())
+        failed = extras.get("failed", ())
+        self._num_failed += len(failed)
+        self._failed += failed[: KEPT_FAILURES - len(self._failed)]
 
     def delivered(self, reply: Reply, since: float | None, began: float, now: float) -> None:
         """The user has a batch: asked for at `began`, after the one before it came at `since`."""
@@ -260,8 +268,8 @@ class Recorder:
         busy = np.minimum(self._loading / np.maximum(self._alive, 1e-9), 1.0).tolist()
         return Stats(
             sums.batches, self._samples, self._bytes, sums.seconds, sums.waited, sums.first, p50, p95, p99, tuple(busy),
-            tuple(self._failed), sum(cache.hits for cache in caches), sum(cache.misses for cache in caches), workers,
-            choice, verdict(sums, workers, cores, len(self._failed)),
+            self._num_failed, tuple(self._failed), sum(cache.hits for cache in caches),
+            sum(cache.misses for cache in caches), workers, choice, verdict(sums, workers, cores, self._num_failed),
         )  # fmt: skip
 
     def trace(self, timeline: Timeline) -> None:
@@ -295,7 +303,7 @@ def size_of(batch: Any) -> int:
 def verdict(sums: Sums, workers: int, cores: int, failed: int = 0) -> str:
     """One sentence: whether data is the bottleneck, and what to do."""
     if not sums.batches:
-        return f"nothing could be loaded: {failed} samples failed" if failed else "nothing was loaded yet"
+        return f"nothing could be loaded: {number_of(failed, 'sample')} failed" if failed else "nothing was loaded yet"
     share, busy = sums.share_waited, sums.busy
     waited = f"waited for data {share:.0%} of the time"
     if share < LITTLE:

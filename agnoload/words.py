@@ -23,9 +23,14 @@ _BUILT_IN = {list, tuple, dict, set, str, bytes, np.ndarray}
 def counted(thing: Any) -> str:
     """The name of a thing's type, and how much is in it if it says so: `Images(1000 items)`."""
     try:
-        return f"{type(thing).__name__}({len(thing)} items)"
+        return f"{type(thing).__name__}({number_of(len(thing), 'item')})"
     except Exception:  # of the user's, or the thing is not made yet; a repr must not fail
         return f"{type(thing).__name__}()"
+
+
+def number_of(count: int, thing: str) -> str:
+    """A count with its noun: `1 batch`, `2 batches`."""
+    return f"{count} {thing}" + ("" if count == 1 else "es" if thing.endswith(("s", "ch")) else "s")
 
 
 def name_of(function: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from types import ModuleType
@@ -13,6 +14,12 @@ from hypothesis import HealthCheck, settings
 
 from agnoload.pools.start import kept_server
 from agnoload.testing import no_leaks
+
+for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        # By `nohup`, or `&` in a script. A function that does nothing ignores it as well, but not in the programs that
+        # tests start: there they do what they do by default.
+        signal.signal(number, lambda *_: None)
 
 settings.register_profile("local", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])

@@ -23,7 +23,7 @@ def test_a_process_of_a_child_that_is_left_is_named() -> None:
     code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
     with pytest.raises(AssertionError, match="left behind: process"), no_leaks():
         process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
-    process.communicate(b"\n")
+    process.communicate(b"\n", timeout=60)
 
 
 def test_a_thread_that_is_left_is_named() -> None:
@@ -48,6 +48,23 @@ def test_a_file_in_shared_memory_that_is_left_is_named() -> None:
         with pytest.raises(AssertionError, match=f"/dev/shm/{path.name}"), no_leaks():
             path.touch()
     finally:
+        path.unlink()
+
+
+@pytest.mark.parametrize("hold", ["file", "mmap.mmap(file.fileno(), 1); file.close()"])
+def test_a_file_in_shared_memory_that_another_program_uses_is_not_counted(hold: str) -> None:
+    path = Path("/dev/shm") / f"another-{os.getpid()}"
+    code = f"import mmap, sys; file = open({str(path)!r}, 'w+b'); file.truncate(1); held = {hold}; print(1, flush=True)"
+    orphan = ["sh", "-c", 'exec 3<&0; "$@" <&3 &', "-", sys.executable, "-c", f"{code}; sys.stdin.read()"]
+    read, write = os.pipe()
+    try:
+        with no_leaks():
+            with subprocess.Popen(orphan, stdin=read, stdout=subprocess.PIPE) as process:
+                assert process.stdout is not None
+                assert process.stdout.readline() == b"1\n"
+            assert path.exists()
+    finally:
+        os.close(read), os.close(write)  # the end of the other program
         path.unlink()
 
 

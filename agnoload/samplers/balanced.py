@@ -6,6 +6,7 @@ Wherever a class has a target share, it is `w_k = alpha / C + (1 - alpha) * n_k 
 
 from __future__ import annotations
 
+from heapq import heapify, heappop, heapreplace
 from typing import Any, Literal
 
 import numpy as np
@@ -60,10 +61,18 @@ def class_counts(shares: npt.NDArray[np.float64], batch_size: int, min_per_class
     rest = np.round((wanted - counts) / _EPSILON)
     counts[np.argsort(-rest, kind="stable")[: batch_size - counts.sum()]] += 1
     least = min(min_per_class, batch_size // len(shares))
-    for _ in range(int(np.maximum(least - counts, 0).sum())):
-        above = np.where(counts > least, np.round((counts - wanted) / _EPSILON), -np.inf)
-        counts[len(above) - 1 - np.argmax(above[::-1])] -= 1
-        counts[np.argmax(counts < least)] += 1
+    if lacking := int(np.maximum(least - counts, 0).sum()):
+        have, want = counts.tolist(), wanted.tolist()  # Python's own numbers are quicker one by one
+        givers = [(round((want[k] - have[k]) / _EPSILON), -k) for k in range(len(have)) if have[k] > least]
+        heapify(givers)
+        for _ in range(lacking):
+            k = -givers[0][1]
+            have[k] -= 1
+            if have[k] > least:
+                heapreplace(givers, (round((want[k] - have[k]) / _EPSILON), -k))
+            else:
+                heappop(givers)
+        counts = np.maximum(have, least)
     return counts
 
 

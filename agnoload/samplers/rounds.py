@@ -88,10 +88,14 @@ class Rounds:
         """A whole round."""
         if number not in self._made:
             first = number if self.long else number - number % self.cycle
-            for each in range(max((r + 1 for r in self._made if first <= r < number), default=first), number + 1):
+            last = next(reversed(self._made), -1)
+            start = last + 1 if first <= last < number else first
+            if start != last + 1:
+                self._made.clear()  # what is kept follows one another
+            for each in range(start, number + 1):
                 self._made[each] = self._head_changed(each) if self.long else self._changed(each)
-                opened = self._opened(each)[0]
-                self._made = {r: made for r, made in self._made.items() if opened <= r <= each}
+                for passed in range(each + 1 - len(self._made), self._opened(each)[0]):
+                    del self._made[passed]
         return self._made[number]
 
     def _head_changed(self, number: int) -> IndexArray:

@@ -49,8 +49,10 @@ def no_leaks() -> Iterator[None]:
     """Assert that the block leaves no process, thread, descriptor or file in `/dev/shm` that was not there before.
 
     Processes are looked for among all descendants; agnoload's fork server, which a program starts once and keeps until
-    its last loader is closed, does not count, and neither do the helpers of `multiprocessing`. What is about to end
-    gets 20 seconds. `AssertionError` says what was left. Linux only.
+    its last loader is closed, does not count, and neither do the helpers of `multiprocessing`. Nor do files in
+    `/dev/shm` that belong to another user, that only another program has open or mapped, or that bear the number of a
+    living process of another program. What is about to end gets 20 seconds. `AssertionError` says what was left. Linux
+    only.
 
     >>> import agnoload
     >>> with no_leaks(), agnoload.DataLoader(range(4), 2) as loader:
@@ -135,20 +137,27 @@ def _descriptors() -> Counter[str]:
 
 
 def _shared_memory(processes: set[_Process]) -> set[str]:
-    """Files in `/dev/shm`, without those that bear the number of a living process that is not ours."""
-    names = os.listdir("/dev/shm") if os.path.isdir("/dev/shm") else []
+    """Files of this user in `/dev/shm`, without those that bear the number of a living process that is not ours."""
+    files = [entry for entry in os.scandir("/dev/shm") if _is_own(entry)] if os.path.isdir("/dev/shm") else []
     ours = {process.pid for process in processes} | {os.getpid()}
-    others = {int(name) for name in os.listdir("/proc") if names and name.isdigit()} - ours
-    return {name for name in names if not others & {int(number) for number in re.findall(r"\d{2,}", name)}}
+    others = {name for name in os.listdir("/proc") if files and name.isdigit()} - set(map(str, ours))
+    return {file.name for file in files if not others & set(re.split(r"[\W_]", file.name))}
+
+
+def _is_own(entry: os.DirEntry[str]) -> bool:
+    with suppress(OSError):  # it is gone
+        return entry.stat(follow_symlinks=False).st_uid == os.geteuid()
+    return False
 
 
 def _used_by_others(names: set[str], ours: set[_Process]) -> set[str]:
-    """Those of these files in `/dev/shm` that a process of another program has in its memory."""
+    """Those of these files in `/dev/shm` that a process of another program has open or mapped, and none of ours."""
     own = {process.pid for process in ours} | {os.getpid()}
-    used: set[str] = set()
+    used: dict[bool, set[str]] = {True: set(), False: set()}
     for entry in Path("/proc").iterdir() if names else ():
-        if entry.name.isdigit() and int(entry.name) not in own:
+        if entry.name.isdigit():
             with suppress(OSError):
-                maps = (entry / "maps").read_text()
-                used |= {name for name in names if f"/dev/shm/{name}" in maps}
-    return used
+                held = {line.rpartition("/dev/shm/")[2] for line in (entry / "maps").read_text().splitlines()}
+                held |= {os.readlink(fd).rpartition("/dev/shm/")[2] for fd in (entry / "fd").iterdir()}
+                used[int(entry.name) in own] |= held & names
+    return used[False] - used[True]

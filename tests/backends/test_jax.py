@@ -46,7 +46,7 @@ def aligned(values: Any, offset: int = 0) -> Any:
 def run(code: str, **environment: str) -> str:
     """What a fresh interpreter prints, with warnings as errors."""
     command = [sys.executable, "-W", "error", "-c", textwrap.dedent(code)]
-    done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -414,7 +414,8 @@ def test_two_processes_make_one_global_array() -> None:
         outputs = [host.communicate(timeout=60) for host in hosts]
     finally:
         for host in hosts:
-            host.kill()
+            with host:
+                host.kill()
     assert [out for out, _ in outputs] == ["ok\n"] * 2, outputs
 
 

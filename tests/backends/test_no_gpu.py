@@ -38,7 +38,7 @@ def test_c53_without_a_gpu_a_device_is_a_clear_error_and_nothing_is_made(name: s
     pytest.importorskip(name)
     hidden = {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-W", "error", "-c", textwrap.dedent(REFUSED), name, device]
-    done = subprocess.run(command, env=os.environ | hidden, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, env=os.environ | hidden, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert len(lines) == 2

@@ -84,7 +84,7 @@ def test_finding_and_loading_our_backends_imports_no_framework() -> None:
         "import sys, agnoload.plugins as p; p.loaded_backends(); p.worker_environment(); p.plugin_table();"
         "print(sorted({'torch', 'jax', 'cupy', 'ml_dtypes'} & set(sys.modules)))"
     )
-    assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "[]\n"
+    assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=120).stdout == "[]\n"
 
 
 def test_numpy_needs_no_look_at_the_installed_packages(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,7 +221,7 @@ def test_without_any_framework_nothing_is_known_of_ranks_and_generators() -> Non
         "import agnoload.plugins as p; b = p.get_backend('numpy');"
         "print(p.rank_and_world(b), p.seed_from(object()), p.to_numpy(object()), p.loaded_backends())"
     )
-    out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=120).stdout
     assert out == "None None None ()\n"
 
 

@@ -6,6 +6,7 @@ import contextlib
 import os
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -83,11 +84,15 @@ def program(tmp_path: Path) -> Iterator[Callable[..., Program]]:
         started.append(Program(process, mark))
         return started[-1]
 
+    # Whoever reads a line of one that hangs would wait for ever.
+    watchdog = threading.Timer(4 * PATIENCE, lambda: [one.process.kill() for one in started])
+    watchdog.start()
     yield start
+    watchdog.cancel()
+    watchdog.join()
     for one in started:
         with one.process:
-            if one.process.poll() is None:
-                one.process.kill()
+            one.process.kill()
         for process in one.alive():
             with contextlib.suppress(psutil.Error):
                 process.kill()

@@ -412,7 +412,7 @@ def test_a_dataset_may_start_processes_of_its_own() -> None:
             return 2
 
         def __getitem__(self, index: int) -> int:
-            return int(subprocess.run(["echo", str(index)], capture_output=True, check=True).stdout)
+            return int(subprocess.run(["echo", str(index)], capture_output=True, check=True, timeout=120).stdout)
 
     with DataLoader(Runs(), 1, num_workers=1) as loader:
         assert [int(batch[0]) for batch in loader] == [0, 1]

@@ -301,7 +301,7 @@ def test_prints_reach_the_output_of_the_parent_line_by_line(method, capfd) -> No
     def say(index: int) -> None:
         print("sample", index)
         print("whisper", index, file=sys.stderr)
-        subprocess.run(["echo", f"child {index}"], check=True)
+        subprocess.run(["echo", f"child {index}"], check=True, timeout=120)
 
     through(say, multiprocessing_context=method)
     out, err = capfd.readouterr()
@@ -326,7 +326,7 @@ def test_a_program_without_standard_streams_loads_all_the_same(closed, tmp_path)
     program = tmp_path / "program.py"
     program.write_text(PROGRAM.replace("print(batch)", f"open({str(tmp_path / 'out')!r}, 'a').write(str(batch))"))
     done = subprocess.run(
-        ["sh", "-c", f"exec {sys.executable} -W ignore {program} {closed}"], capture_output=True, check=False
+        ["sh", "-c", f"exec {sys.executable} -W ignore {program} {closed}"], capture_output=True, check=False, timeout=120
     )
     assert done.returncode == 0
     assert (tmp_path / "out").read_text() == "[0 1][2 3]"

@@ -42,7 +42,7 @@ def run(code: str, *prefix: str) -> str:
     """A program of its own, warnings as errors; gives what it prints."""
     program = textwrap.dedent(code)
     command = [*prefix, sys.executable, "-W", "error", "-"]
-    done = subprocess.run(command, input=program, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, input=program, capture_output=True, text=True, check=False, timeout=120)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     return done.stdout.strip()
 
@@ -189,7 +189,7 @@ with agnoload.DataLoader(Data(), 1, num_workers=2) as loader:
 def test_c27_a_small_shared_memory_file_system_does_not_matter(size: int, mebibytes: int) -> None:
     if os.geteuid() != 0:
         pytest.skip("mounting needs root")
-    if subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode:
+    if subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False, timeout=120).returncode:
         pytest.skip("mount namespaces are not allowed here")
     mount = f'mount -t tmpfs -o size={size}m tmpfs /dev/shm && exec "$@"'
     assert run(SHM.format(size=size, mebibytes=mebibytes), "unshare", "-m", "sh", "-c", mount, "-") == "True"

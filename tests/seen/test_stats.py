@@ -140,7 +140,18 @@ def test_a_batch_that_was_left_out_counts_its_bad_samples_only() -> None:
         Failure(3, "ValueError: sample 3 is bad"),
         Failure(8, "ValueError: sample 8 is bad"),
     )
-    assert "2 bad samples, the last: 8, ValueError: sample 8 is bad" in str(stats)
+    assert "1 batch, 2 samples, " in str(stats)
+    assert "2 bad samples, the first: 3, ValueError: sample 3 is bad" in str(stats)
+
+
+def test_only_the_first_thousand_bad_samples_are_kept_and_all_are_counted() -> None:
+    loader = agnoload.DataLoader(Bad(3000), 4, on_error="skip")
+    for _ in range(3):
+        list(loader)
+    stats = loader.stats()
+    assert (stats.num_failed, stats.samples) == (1800, 7200)
+    assert [index for index, _ in stats.failed] == [*range(3, 3000, 5), *range(3, 2000, 5)]
+    assert "1800 bad samples, the first: 3, " in str(stats)
 
 
 def test_two_iterators_over_one_loader_are_counted_together() -> None:

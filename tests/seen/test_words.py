@@ -207,3 +207,13 @@ def test_the_command_says_what_this_machine_offers() -> None:
     assert listed["numpy"] == "ready"
     for name in {"torch", "jax", "cupy"} & listed.keys():  # those that an installed wheel tells of
         assert f"pip install agnoload[{name}]" in listed[name]
+
+
+def test_the_command_says_what_it_is_for() -> None:
+    command = [sys.executable, "-W", "error", "-m", "agnoload"]
+    done = subprocess.run([*command, "--help"], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("usage: python -m agnoload [-h]\n\nPrint what this machine offers a loader: ")
+    refused = subprocess.run([*command, "--halp"], capture_output=True, text=True, timeout=120, check=False)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "unrecognized arguments: --halp" in refused.stderr

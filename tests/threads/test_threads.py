@@ -490,10 +490,13 @@ PROGRAM = """
 def test_c38_a_program_ends_while_a_thread_is_in_a_sample(how):
     command = [sys.executable, "-c", textwrap.dedent(PROGRAM), how]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout.readline() == "stuck\n"
-        if how == "interrupt":
-            process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=PATIENCE)
+        try:
+            assert process.stdout.readline() == "stuck\n"
+            if how == "interrupt":
+                process.send_signal(signal.SIGINT)
+            _, err = process.communicate(timeout=PATIENCE)
+        finally:
+            process.kill()  # or the end of `with` waits for it
     if how == "leave":
         assert (process.returncode, err) == (0, "")
     else:

@@ -441,7 +441,7 @@ pickle.dump([(hasattr(t, "__dict__"), t.hidden() if hasattr(t, "hidden") else 0,
 def test_classes_that_travel_by_value_keep_their_slots() -> None:
     things = [kind(3) for kind in slotted()]
     done = subprocess.run(
-        [sys.executable, "-c", IN_ANOTHER], input=byvalue.dumps(things), capture_output=True, check=True
+        [sys.executable, "-c", IN_ANOTHER], input=byvalue.dumps(things), capture_output=True, check=True, timeout=120
     )
     wanted = [(hasattr(t, "__dict__"), t.hidden() if hasattr(t, "hidden") else 0, "member_descriptor") for t in things]
     assert pickle.loads(done.stdout) == wanted
