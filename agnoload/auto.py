@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from agnoload.stats import LITTLE, TRANSPORT, Sums
 from agnoload.streams import MappedStream
 from agnoload.streams.read import layout_of
+from agnoload.words import number_of
 
 PROBE_SECONDS = 0.1
 """What a probe of samples may take, beyond its first sample."""
@@ -41,14 +42,14 @@ def choose_workers(load: Load, batch_size: int, prefetch: int, cores: int, memor
             count = max(1, min(batch_size, int(PROBE_SECONDS / max(seconds, 1e-6))))
             seconds, nbytes = load(count)
     except Exception as error:  # the loop will meet it, and say so
-        return Choice(cores, f"a probe failed with {type(error).__name__}, {cores} usable cores", cores)
+        return Choice(cores, f"a probe failed with {type(error).__name__}, {_usable(cores)}", cores)
     batch = seconds / count * batch_size
     if batch < TRANSPORT:
         return Choice(0, f"a batch takes {batch * 1e6:.0f} microseconds, less than its way through a worker", cores)
     slots = memory // 4 // max(nbytes * batch_size // count, 1)
     most = max(1, min(cores, (slots - 1) // (prefetch + 1)))
     short = "" if most == cores else f", memory for the batches of {most}"
-    return Choice(most, f"a sample takes {seconds / count * 1e3:.2g} ms, {cores} usable cores{short}", most)
+    return Choice(most, f"a sample takes {seconds / count * 1e3:.2g} ms, {_usable(cores)}{short}", most)
 
 
 def choose_for_stream(stream: Any, cores: int) -> Choice:
@@ -56,9 +57,9 @@ def choose_for_stream(stream: Any, cores: int) -> Choice:
     lanes = layout_of(stream).lanes
     if lanes:
         most = min(cores, lanes)
-        return Choice(most, f"a stream with {lanes} lanes, {cores} usable cores", most)
+        return Choice(most, f"a stream with {number_of(lanes, 'lane')}, {_usable(cores)}", most)
     if isinstance(stream, MappedStream):
-        return Choice(cores, f"a stream of which each worker maps its own share, {cores} usable cores", cores)
+        return Choice(cores, f"a stream of which each worker maps its own share, {_usable(cores)}", cores)
     return Choice(1, "a stream without shards, which every worker would read as a whole", 1)
 
 
@@ -70,7 +71,7 @@ def adjusted(choice: Choice, epoch: Sums, cores: int) -> Choice:
     """
     most = min(choice.most, cores)
     if choice.workers > most:
-        return choice._replace(workers=most, reason=f"{cores} usable cores")
+        return choice._replace(workers=most, reason=_usable(cores))
     if epoch.batches < ENOUGH or not most:
         return choice
     a_batch = epoch.loading / epoch.batches
@@ -86,7 +87,11 @@ def adjusted(choice: Choice, epoch: Sums, cores: int) -> Choice:
     if not changes:
         return choice
     reason = (
-        f"the last epoch waited {epoch.share_waited:.0%} of the time with {choice.workers} workers, and a batch took "
-        f"{a_batch * 1e3:.2g} ms"
+        f"the last epoch waited {epoch.share_waited:.0%} of the time with "
+        f"{number_of(choice.workers, 'worker')}, and a batch took {a_batch * 1e3:.2g} ms"
     )
     return choice._replace(workers=wanted, reason=reason)
+
+
+def _usable(cores: int) -> str:
+    return number_of(cores, "usable core")

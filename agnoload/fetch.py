@@ -21,6 +21,7 @@ from agnoload.seeding import Purpose, Rewinder, SampleContext
 from agnoload.streams import COLLATING, StreamReader, first_states, is_indexed
 from agnoload.tolerance import Retry
 from agnoload.transport.copies import Copies
+from agnoload.words import number_of
 from agnoload.worker_info import WorkerInfo, set_worker_info
 
 REPLACEMENTS = 100
@@ -249,7 +250,7 @@ class Fetcher:
         if not isinstance(samples, Batch) and len(samples) != len(keys):
             raise OptionError(
                 f"__getitems__ of {type(self.dataset).__name__} must return one sample for each of the {len(keys)} "
-                f"indices, or agnoload.Batch(data), got {len(samples)} samples (batch {request.batch})"
+                f"indices, or agnoload.Batch(data), got {number_of(len(samples), 'sample')} (batch {request.batch})"
             )
         return samples
 

@@ -70,7 +70,7 @@ from agnoload.typed import (
     Unsaid,
 )
 from agnoload.window import Window
-from agnoload.words import brief, name_of
+from agnoload.words import brief, name_of, number_of
 
 SampleT = TypeVar("SampleT")
 BatchT = TypeVar("BatchT")
@@ -407,7 +407,7 @@ class DataLoader(Generic[SampleT, BatchT]):
             words.append(f"device={options.device!r}")
         words.append(f"seed={self.seed}" if options.generator is None else f"generator={options.generator!r}")
         with suppress(TypeError):
-            words.append(f"{len(self)} batches")
+            words.append(number_of(len(self), "batch"))
         return f"DataLoader({', '.join(words)}, epoch {self.epoch})"
 
     # ------------------------------------------------------------------------------------------------ iteration
@@ -488,8 +488,8 @@ class DataLoader(Generic[SampleT, BatchT]):
         wanted = getattr(sampler, "data_length", None)
         if wanted is not None and wanted != len(options.dataset):
             raise OptionError(
-                f"the sampler was made for {wanted} samples (one label, weight or length each), but the dataset has "
-                f"{len(options.dataset)}"
+                f"the sampler was made for {number_of(wanted, 'sample')} (one label, weight or length each), "
+                f"but the dataset has {len(options.dataset)}"
             )
         return sampler
 
@@ -529,8 +529,8 @@ class DataLoader(Generic[SampleT, BatchT]):
             )
         if 0 < plan.lanes < workers:
             self._say_once(
-                f"the stream has {plan.lanes} lane{'s' * (plan.lanes > 1)} for {workers} workers: the others have "
-                "nothing to do. Use fewer workers, or a stream with more shards (and `lanes`)"
+                f"the stream has {number_of(plan.lanes, 'lane')} for {workers} workers: the others have nothing "
+                "to do. Use fewer workers, or a stream with more shards (and `lanes`)"
             )
         length = None if split_of(options.dataset) else length_or_none(options.dataset)  # of a share it is worked out
         return StreamedPlan(place, plan, options.drop_last, self._say_once, length)

@@ -31,6 +31,7 @@ from agnoload.collate import (
 from agnoload.errors import CollateError, OptionError
 from agnoload.protocols import Empty, IndexArray
 from agnoload.tree import Node, Path, node_of, path_text, register_node
+from agnoload.words import number_of
 
 Array = npt.NDArray[Any]
 Arrays = list[Array]
@@ -214,7 +215,7 @@ class Ragged:
         if isinstance(key, (int, np.integer)):
             count = len(self)
             if not -count <= key < count:
-                raise IndexError(f"item {key} of a Ragged of {count} items")
+                raise IndexError(f"item {key} of a Ragged of {number_of(count, 'item')}")
             place = int(key) % count
             return self.values[self.offsets[place] : self.offsets[place + 1]]
         if isinstance(key, slice) and key.step in (None, 1):
@@ -239,7 +240,7 @@ class Ragged:
         lengths = self.lengths.tolist()
         shown = ", ".join(map(str, lengths[:8])) + (", ..." if len(lengths) > 8 else "")
         rows = f" {tuple(self.values.shape[1:])}" if self.values.ndim > 1 else ""
-        return f"Ragged({len(lengths)} items of lengths {shown or 'none'}; {self.values.dtype}{rows})"
+        return f"Ragged({number_of(len(lengths), 'item')} of lengths {shown or 'none'}; {self.values.dtype}{rows})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _ragged, (self.values, self.offsets)

@@ -337,7 +337,7 @@ def verdict(sums: Sums, workers: int, cores: int, failed: int = 0) -> str:
         return f"{waited}; {crew}: add workers ({cores} usable cores), or make samples cheaper"
     return (
         f"{waited}; {crew}: add workers if samples wait for a disk or a network, else make them cheaper, or keep them "
-        f"in a CachedDataset: all {cores} usable cores are taken"
+        f"in a CachedDataset: all usable cores ({cores}) are taken"
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from agnoload.arguments import number, positive
 from agnoload.errors import OptionError, TooManyFailed
 from agnoload.messages import Failure, Reply, Tally
+from agnoload.words import number_of
 
 JUDGED_FROM = 100
 """A share of failed samples is judged as if at least so many had been tried, until the epoch has ended."""
@@ -107,10 +108,10 @@ class Ceiling:
         allowed = self._limit if isinstance(self._limit, int) else self._limit * tried
         if self._tally.failed <= allowed:
             return None
-        of = "" if isinstance(self._limit, int) else f" of {tried} samples"
+        of = "" if isinstance(self._limit, int) else f" of {number_of(tried, 'sample')}"
         text = (
-            f"{self._tally.failed} samples of epoch {self._epoch} failed, max_failed={self._limit} allows no more than "
-            f"{int(allowed)}{of}: "
+            f"{number_of(self._tally.failed, 'sample')} of epoch {self._epoch} failed, max_failed={self._limit} allows "
+            f"no more than {int(allowed)}{of}: "
         )
         if self._before:
             text += f"{self._before} before the state was saved that the epoch goes on from" + ", " * bool(self._failed)

@@ -28,9 +28,9 @@ def counted(thing: Any) -> str:
         return f"{type(thing).__name__}()"
 
 
-def number_of(count: int, thing: str) -> str:
-    """A count with its noun: `1 batch`, `2 batches`."""
-    return f"{count} {thing}" + ("" if count == 1 else "es" if thing.endswith(("s", "ch")) else "s")
+def number_of(count: int, thing: str, things: str | None = None) -> str:
+    """A count with its noun: `1 batch`, `2 batches`; `things` where it is not said in this way."""
+    return f"{count} {thing if count == 1 else things or thing + ('es' if thing.endswith(('s', 'ch')) else 's')}"
 
 
 def name_of(function: Any) -> str:

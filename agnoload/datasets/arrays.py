@@ -11,6 +11,7 @@ import numpy.typing as npt
 from agnoload.datasets.base import Dataset, check_indices
 from agnoload.errors import OptionError
 from agnoload.protocols import Empty, IndexArray
+from agnoload.words import number_of
 
 Array = npt.NDArray[Any]
 T_co = TypeVar("T_co", covariant=True)
@@ -97,7 +98,7 @@ class ArrayDataset(Dataset[T_co]):
         named = isinstance(self.arrays, dict)
         items = self.arrays.items() if isinstance(self.arrays, dict) else enumerate(self.arrays)
         fields = [f"{name}: {_words(array)}" if named else _words(array) for name, array in items]
-        return f"ArrayDataset({len(self)} samples of {', '.join(fields)})"
+        return f"ArrayDataset({number_of(len(self), 'sample')} of {', '.join(fields)})"
 
 
 TensorDataset = ArrayDataset

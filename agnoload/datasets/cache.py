@@ -26,7 +26,7 @@ from agnoload.datasets.base import Dataset, checked_index, length_of
 from agnoload.errors import AgnoloadWarning, one_line
 from agnoload.transport.shared import SharedFile, is_sending
 from agnoload.typed import Samples
-from agnoload.words import brief
+from agnoload.words import brief, number_of
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -161,7 +161,8 @@ class CachedDataset(Dataset[T_co]):
         self._map_memory(state.get("_shared"))
 
     def __repr__(self) -> str:
-        return f"CachedDataset({brief(self.dataset)}, {self.nbytes} of {self.max_bytes} bytes, {self.hits} hits)"
+        used = f"{self.nbytes} of {self.max_bytes} bytes"
+        return f"CachedDataset({brief(self.dataset)}, {used}, {number_of(self.hits, 'hit')})"
 
 
 class _Record(NamedTuple):

@@ -713,8 +713,8 @@ def _warn_about_threads() -> None:
     others = threading.active_count() - 1
     if others > 0:
         warn(
-            f"multiprocessing_context='fork' copies this process of {others + 1} threads, and the {others} that are "
-            "not copied may hold locks that nobody will release in the copy: a worker can hang for ever. Use the "
+            f"multiprocessing_context='fork' copies this process of {others + 1} threads; those that are not "
+            "copied may hold locks that nobody will release in the copy: a worker can hang for ever. Use the "
             "default (forkserver)"
         )
 

@@ -20,6 +20,7 @@ from agnoload.samplers.order import BatchOrder, EqualBatches
 from agnoload.samplers.rounds import Rounds
 from agnoload.samplers.sampler import SeededSampler
 from agnoload.seeding import Purpose, Rewinder
+from agnoload.words import number_of
 
 _EPSILON = 1e-9
 """Shares that differ by less are equal: they are sums and products of fractions that float64 does not hold exactly."""
@@ -82,8 +83,9 @@ class BalancedBatchSampler(SeededSampler[list[int]]):
     `labels` is one label (a number or a string) for each item. `kind="fixed"`: every batch has the same counts, by
     `class_counts`; within a class no sample comes twice before all came, then follows a fresh shuffle. Where there are
     more classes than `batch_size`, the floors of the shares are fixed and the rest rotates over the classes in
-    proportion. `kind="random"`: every sample is drawn by itself, first the class by its share, then one of its items,
-    with replacement. An epoch has `num_batches`, by default as many as hold all items once.
+    proportion; a batch then takes time in proportion to the number of classes, some 10 milliseconds for a million.
+    `kind="random"`: every sample is drawn by itself, first the class by its share, then one of its items, with
+    replacement. An epoch has `num_batches`, by default as many as hold all items once.
 
     >>> labels = [0] * 60 + [1] * 30 + [2] * 10
     >>> sampler = BalancedBatchSampler(labels, 10, alpha=0.5, seed=0)
@@ -133,11 +135,11 @@ class BalancedBatchSampler(SeededSampler[list[int]]):
 
     def __repr__(self) -> str:
         return self._words(
-            f"{self.groups.total} labels of {len(self.groups)} classes",
+            f"{number_of(self.groups.total, 'label')} of {number_of(len(self.groups), 'class')}",
             f"batch_size={self.batch_size}",
             f"alpha={self.alpha:g}",
             f"kind={self.kind!r}",
-            f"{self.num_batches} batches",
+            number_of(self.num_batches, "batch"),
         )
 
 
@@ -175,7 +177,7 @@ class ClassUniformBatchSampler(SeededSampler[list[int]]):
         if self.classes_per_batch > len(self.groups):
             raise OptionError(
                 f"classes_per_batch must be at most the number of classes in labels, got {self.classes_per_batch} and "
-                f"{len(self.groups)} classes"
+                f"{number_of(len(self.groups), 'class')}"
             )
         self.data_length = self.groups.total
         self.batch_size = self.classes_per_batch * self.samples_per_class
@@ -193,9 +195,9 @@ class ClassUniformBatchSampler(SeededSampler[list[int]]):
 
     def __repr__(self) -> str:
         return self._words(
-            f"{self.groups.total} labels of {len(self.groups)} classes",
-            f"{self.classes_per_batch} classes x {self.samples_per_class} samples",
-            f"{self.num_batches} batches",
+            f"{number_of(self.groups.total, 'label')} of {number_of(len(self.groups), 'class')}",
+            f"{number_of(self.classes_per_batch, 'class')} x {number_of(self.samples_per_class, 'sample')}",
+            number_of(self.num_batches, "batch"),
         )
 
 

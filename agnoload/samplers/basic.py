@@ -14,6 +14,7 @@ from agnoload.samplers.order import Order, PickedOrder, RangeOrder
 from agnoload.samplers.permutation import ShuffledOrder
 from agnoload.samplers.sampler import SeededSampler, digest, vector
 from agnoload.seeding import Purpose, Rewinder
+from agnoload.words import number_of
 
 DRAWS = 1 << 12
 """Part of the saved format: draws with replacement are made in chunks of so many, each with a key of its own."""
@@ -120,7 +121,7 @@ class SubsetRandomSampler(SeededSampler[int]):
         return f"SubsetRandomSampler({len(self)}, {digest(self.indices)})"
 
     def __repr__(self) -> str:
-        return self._words(f"{len(self)} indices")
+        return self._words(number_of(len(self), "index", "indices"))
 
 
 def integer_indices(indices: Sequence[int] | Any) -> IndexArray:

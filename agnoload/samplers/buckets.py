@@ -16,6 +16,7 @@ from agnoload.samplers.permutation import ShuffledOrder
 from agnoload.samplers.rounds import ARRAY_BELOW
 from agnoload.samplers.sampler import SeededSampler
 from agnoload.seeding import Purpose, Rewinder
+from agnoload.words import number_of
 
 GROWTH = 1.125
 """Part of the saved format: a default bucket's longest item is at most this much longer than its shortest."""
@@ -137,9 +138,9 @@ class BucketBatchSampler(SeededSampler[list[int]]):
         costs, total = self.costs().sum(), int((self.groups.names.astype(np.int64) * self.groups.counts).sum())
         share = "" if self.left_out else f", padding at most {1 - total / costs:.1%}"
         return self._words(
-            f"{self.groups.total} lengths in {len(self.longest)} buckets",
+            f"{number_of(self.groups.total, 'length')} in {number_of(len(self.longest), 'bucket')}",
             *(f"{name}={getattr(self, name)}" for name in ("batch_size", "max_tokens") if getattr(self, name)),
-            f"{len(self)} batches{share}",
+            f"{number_of(len(self), 'batch')}{share}",
         )
 
 

@@ -17,7 +17,7 @@ from agnoload.ranks import check_rank, rank_and_world
 from agnoload.samplers.basic import RandomSampler, SequentialSampler
 from agnoload.samplers.order import BatchOrder, Order
 from agnoload.samplers.sampler import AroundSampler, SeededSampler, is_sampler, is_transparent
-from agnoload.words import brief
+from agnoload.words import brief, number_of
 
 Tail = Literal["pad", "drop", "keep"]
 
@@ -142,8 +142,8 @@ class DistributedSampler(AroundSampler[Any]):
         if self.tail == "pad" and 0 < items < self.num_replicas and not self._warned:
             self._warned = True
             warnings.warn(
-                f"DistributedSampler has {items} items for {self.num_replicas} ranks, so some are delivered more than "
-                "once: tail='keep' delivers each once",
+                f"DistributedSampler has {number_of(items, 'item')} for {self.num_replicas} ranks, so some are "
+                "delivered more than once: tail='keep' delivers each once",
                 AgnoloadWarning,
                 stacklevel=4,
             )

@@ -14,6 +14,7 @@ from agnoload.samplers.basic import DRAWS, ChunkedOrder
 from agnoload.samplers.order import ArrayOrder, Order
 from agnoload.samplers.sampler import SeededSampler, digest, vector
 from agnoload.seeding import Purpose, generator
+from agnoload.words import number_of
 
 Floats = npt.NDArray[np.float64]
 _SLICE = 1 << 16
@@ -71,7 +72,7 @@ class WeightedRandomSampler(SeededSampler[int]):
         return f"WeightedRandomSampler({self.num_samples}, {self.replacement}, {digest(self._table)})"
 
     def __repr__(self) -> str:
-        words = (f"{self.data_length} weights", f"num_samples={self.num_samples}")
+        words = (number_of(len(self._table), "weight"), f"num_samples={self.num_samples}")
         return self._words(*words, *(() if self.replacement else ("replacement=False",)))
 
 
@@ -120,7 +121,7 @@ def _checked(weights: Any) -> npt.NDArray[Any]:
         bad = int(np.flatnonzero(~((array >= 0) & np.isfinite(array)))[0])
         raise OptionError(f"weights must be finite and not negative, got {array[bad]} at index {bad}")
     if not high > 0:
-        raise OptionError(f"weights must not all be 0, got {len(array)} weights of 0")
+        raise OptionError(f"weights must not all be 0, got {number_of(len(array), 'weight')} of 0")
     return array
 
 

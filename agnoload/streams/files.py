@@ -25,7 +25,7 @@ from agnoload.errors import BackendUnavailable, OptionError, add_note, warn
 from agnoload.saved import FARTHEST, whole
 from agnoload.streams.base import IterableDataset
 from agnoload.streams.cursor import Cursor, CursorStream, ForeignCursor, Opening, guarded
-from agnoload.words import name_of
+from agnoload.words import name_of, number_of
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -81,7 +81,7 @@ class FileStream(IterableDataset[T_co]):
 
     def __repr__(self) -> str:
         reader = self.reader.func if isinstance(self.reader, functools.partial) else self.reader
-        return f"FileStream({len(self.paths)} files, {name_of(reader)})"
+        return f"FileStream({number_of(len(self.paths), 'file')}, {name_of(reader)})"
 
 
 class _File(CursorStream[T_co], IterableDataset[T_co]):

@@ -17,7 +17,7 @@ from agnoload.seeding import Purpose, check_seed, generator
 from agnoload.streams.base import IterableDataset, RowsStream, seed_and_epoch
 from agnoload.streams.cursor import Cursor, CursorStream, Opening, is_stream, open_stream
 from agnoload.typed import Source
-from agnoload.words import brief
+from agnoload.words import brief, number_of
 
 T_co = TypeVar("T_co", covariant=True)
 S = TypeVar("S")
@@ -87,8 +87,8 @@ class Mixture(CursorStream[T_co], IterableDataset[T_co]):
         self.weights = [_weight(weight) for weight in members("the weights of Mixture", weights, "numbers")]
         if not self.datasets or len(self.datasets) != len(self.weights):
             raise OptionError(
-                f"Mixture needs one weight for each source, and at least one; got {len(self.datasets)} sources and "
-                f"{len(self.weights)} weights"
+                f"Mixture needs one weight for each source, and at least one; got "
+                f"{number_of(len(self.datasets), 'source')} and {number_of(len(self.weights), 'weight')}"
             )
         if batch_size is not None:
             batch_size = integer("batch_size of Mixture", batch_size, 1, "a positive int or None")

@@ -16,6 +16,7 @@ from agnoload import plugins
 from agnoload.errors import AgnoloadWarning, StateError
 from agnoload.pools.start import kept_server
 from agnoload.tree import map_leaves, path_text, walk
+from agnoload.words import number_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -136,7 +137,10 @@ def _stop_with_workers(
         _compare(batches, wanted, whole.in_order, f"{where}, {name}")
     if whole.in_order and _is_map(states[0]):
         for k, (one, other) in enumerate(zip(found, states, strict=True)):
-            _must(one == other, f"the state after {k} batches must not depend on the workers: {one}, and {other}")
+            _must(
+                one == other,
+                f"the state after {number_of(k, 'batch')} must not depend on the workers: {one}, and {other}",
+            )
     return run, found
 
 
@@ -165,7 +169,8 @@ def _chain(make: Callable[[int], DataLoader[Any, Any]], varied: bool, whole: _Ru
             # on whether its end has come; what follows is compared all the same.
             _must(
                 reached == wanted or not whole.in_order or (stop == n and not _is_map(state)),
-                f"after {stop} batches in {number + 1} parts the state has {reached}, not {wanted}",
+                f"after {number_of(stop, 'batch')} in {number_of(number + 1, 'part')} "
+                f"the state has {reached}, not {wanted}",
             )
             if stop == n:
                 _compare(found, whole.epochs[0], whole.in_order, f"with stops at {stops}")
@@ -208,7 +213,7 @@ def _leaf(path: str, leaf: Any) -> _Leaf:
 
 
 def _compare(some: list[Any], others: list[Any], in_order: bool, where: str) -> None:
-    _must(len(some) == len(others), f"{where}: {len(some)} batches came, not {len(others)}")
+    _must(len(some) == len(others), f"{where}: {number_of(len(some), 'batch')} came, not {len(others)}")
     sides = (some, others) if in_order else (sorted(some, key=repr), sorted(others, key=repr))
     for number, (one, other) in enumerate(zip(*sides, strict=True)):
         _must(one[0] == other[0], f"{where}: batch {number} is {one[0]}, not {other[0]}")

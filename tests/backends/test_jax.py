@@ -46,7 +46,9 @@ def aligned(values: Any, offset: int = 0) -> Any:
 def run(code: str, **environment: str) -> str:
     """What a fresh interpreter prints, with warnings as errors."""
     command = [sys.executable, "-W", "error", "-c", textwrap.dedent(code)]
-    done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(
+        command, env={**os.environ, **environment}, capture_output=True, text=True, check=False, timeout=120
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 

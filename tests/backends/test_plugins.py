@@ -84,7 +84,10 @@ def test_finding_and_loading_our_backends_imports_no_framework() -> None:
         "import sys, agnoload.plugins as p; p.loaded_backends(); p.worker_environment(); p.plugin_table();"
         "print(sorted({'torch', 'jax', 'cupy', 'ml_dtypes'} & set(sys.modules)))"
     )
-    assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=120).stdout == "[]\n"
+    assert (
+        subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=120).stdout
+        == "[]\n"
+    )
 
 
 def test_numpy_needs_no_look_at_the_installed_packages(monkeypatch: pytest.MonkeyPatch) -> None:

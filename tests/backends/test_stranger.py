@@ -34,7 +34,8 @@ def stranger(tmp_path_factory: pytest.TempPathFactory) -> Path:
         [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
         check=True,
         capture_output=True,
-        text=True, timeout=120,
+        text=True,
+        timeout=120,
     )
     site = Path(found.stdout.strip())
     ours = [sysconfig.get_path("purelib"), str(Path(agnoload.__file__).parents[1])]
@@ -45,7 +46,9 @@ def stranger(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (project / name).write_text(text)
     pip = [sys.executable, "-m", "pip", "--python", str(python), "install"]
     install = [*pip, "--no-index", "--no-deps", "--no-build-isolation", str(project)]
-    done = subprocess.run(install, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": ""}, timeout=120)
+    done = subprocess.run(
+        install, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": ""}, timeout=120
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert (site / "agnoload_ctypes.py").exists()
     assert not (site / "test_agnoload_ctypes.py").exists()

@@ -210,7 +210,9 @@ def test_the_generator_is_seeded_saved_and_put_back_without_touching_cuda() -> N
         "assert not torch.cuda.is_initialized()\n"
         "print('ok')"
     )
-    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False, timeout=120
+    )
     assert done.stdout == "ok\n", done.stderr
 
 

@@ -294,7 +294,7 @@ def test_out_of_range_names_index_and_length():
 def test_repr_says_how_full_it_is():
     cached = CachedDataset([1, 2], 1000)
     cached[0], cached[0]
-    assert repr(cached) == "CachedDataset([1, 2], 64 of 1000 bytes, 1 hits)"
+    assert repr(cached) == "CachedDataset([1, 2], 64 of 1000 bytes, 1 hit)"
 
 
 def test_a_shared_file_is_one_memory_for_all_who_map_it():

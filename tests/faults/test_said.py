@@ -326,7 +326,10 @@ def test_a_program_without_standard_streams_loads_all_the_same(closed, tmp_path)
     program = tmp_path / "program.py"
     program.write_text(PROGRAM.replace("print(batch)", f"open({str(tmp_path / 'out')!r}, 'a').write(str(batch))"))
     done = subprocess.run(
-        ["sh", "-c", f"exec {sys.executable} -W ignore {program} {closed}"], capture_output=True, check=False, timeout=120
+        ["sh", "-c", f"exec {sys.executable} -W ignore {program} {closed}"],
+        capture_output=True,
+        check=False,
+        timeout=120,
     )
     assert done.returncode == 0
     assert (tmp_path / "out").read_text() == "[0 1][2 3]"

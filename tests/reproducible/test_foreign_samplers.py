@@ -171,7 +171,10 @@ class Shuffled:
         return iter(order)
 print(json.dumps([b.tolist() for b in agnoload.DataLoader(range(20), 3, sampler=Shuffled(), seed=3)]))
 """
-    runs = [subprocess.run([sys.executable, "-c", script], capture_output=True, check=True, timeout=120).stdout for _ in range(2)]
+    runs = [
+        subprocess.run([sys.executable, "-c", script], capture_output=True, check=True, timeout=120).stdout
+        for _ in range(2)
+    ]
     assert runs[0] == runs[1] == json.dumps(epochs(over(Shuffled, seed=3)(), 1)[0]).encode() + b"\n"
 
 

@@ -316,7 +316,9 @@ def test_an_epoch_that_was_asked_for_is_told_once_from_inside_too():
 
 def test_the_order_is_the_same_in_a_fresh_interpreter():
     script = "from agnoload.samplers import RandomSampler; print(list(RandomSampler(range(40), seed=5)))"
-    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120).stdout
+    found = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120
+    ).stdout
     assert found.strip() == str(list(RandomSampler(range(40), seed=5)))
 
 

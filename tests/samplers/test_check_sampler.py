@@ -128,7 +128,7 @@ def test_good_samplers_pass():
         (Counting, "two fresh samplers must yield the same"),
         (Moody, "must"),
         (WrongStep, "2 ranks in turns must yield what one does"),
-        (WrongRest, "what is left after 1 items must be the rest"),
+        (WrongRest, "what is left after 1 item must be the rest"),
         (WrongPosition, "item 1 must be at 3, not 1"),
     ],
 )

@@ -274,7 +274,7 @@ def sums(batches: int = 100, **parts: float) -> Sums:
             1,
             1,
             "waited for data 43% of the time; 1 worker 98% busy: add workers if samples wait for a disk or a network, "
-            "else make them cheaper, or keep them in a CachedDataset: all 1 usable cores are taken",
+            "else make them cheaper, or keep them in a CachedDataset: all usable cores (1) are taken",
         ),
         (
             sums(waited=7.5, loading=7.4),

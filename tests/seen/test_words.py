@@ -58,6 +58,13 @@ ARRAYS = agnoload.ArrayDataset(x=np.zeros((9, 2, 3), np.uint8), y=np.zeros(9))
     [
         (ARRAYS, "ArrayDataset(9 samples of x: uint8[2, 3], y: float64)"),
         (Images(), "Images(5 items)"),
+        (Images(1), "Images(1 item)"),
+        (agnoload.ArrayDataset(x=np.zeros((1, 2))), "ArrayDataset(1 sample of x: float64[2])"),
+        (agnoload.SubsetRandomSampler([3]), "SubsetRandomSampler(1 index)"),
+        (
+            agnoload.ClassUniformBatchSampler([1], 1, 1),
+            "ClassUniformBatchSampler(1 label of 1 class, 1 class x 1 sample, 1 batch)",
+        ),
         (Unmade(), "Unmade()"),
         (Images().map(double), "Images(5 items).map(double)"),
         (Images() + Images(2), "ConcatDataset([Images(5 items), Images(2 items)])"),

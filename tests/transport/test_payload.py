@@ -49,7 +49,13 @@ def elsewhere(value: Any, code: str) -> str:
     script = f"from agnoload.transport.payload import Payload; value = Payload(int(input())).value([]); {code}"
     with packed(value) as fd:
         done = subprocess.run(
-            [sys.executable, "-c", script], input=f"{fd}\n", pass_fds=[fd], capture_output=True, text=True, check=True, timeout=120
+            [sys.executable, "-c", script],
+            input=f"{fd}\n",
+            pass_fds=[fd],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=120,
         )
     return done.stdout.strip()
 
