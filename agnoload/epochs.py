@@ -53,6 +53,14 @@ class Epochs:
             return progress.epoch + 1
         return self.place.epoch
 
+    @property
+    def start(self) -> Place:
+        """The start of that epoch, for a copy of the loader."""
+        place, left = self.place, self._stranger.left()
+        begun = place.begun and place.epoch == self.epoch
+        sampler = {"state": left[0]} if left else place.sampler if not place.position else None
+        return Place(self.epoch, seeds=place.seeds, begun=begun, sampler=sampler)
+
     def twin(self) -> Epochs:
         """Others, that begin where these stand and do not advance the generator: for measurements."""
         self._heed()

@@ -33,7 +33,7 @@ from agnoload.generators import Watch
 from agnoload.journal import Journal
 from agnoload.loop import PLACED_AHEAD, LoaderIterator
 from agnoload.messages import Reply, Request
-from agnoload.options import check_options
+from agnoload.options import check_callable, check_options
 from agnoload.plan import BatchPlan, OrderPlan, Plan, StreamedPlan
 from agnoload.pools.inline import InlinePool
 from agnoload.pools.processes import ProcessPool
@@ -228,6 +228,7 @@ class DataLoader(Generic[SampleT, BatchT]):
         split = options.stream and settle_ranks(options.dataset, world)
         self._sampler = self._make_sampler(world)
         self._stranger = Stranger(self._sampler)
+        self._init_splits = options.worker_init_fn is not None
         self._rank, self._world_size = self._stranger.share() or rank_and_world(world)
         self._warned = False
         self._said: set[str] = set()
@@ -299,8 +300,17 @@ class DataLoader(Generic[SampleT, BatchT]):
 
     @property
     def worker_init_fn(self) -> Callable[[int], object] | None:
-        """What each worker calls with its number before its first sample."""
+        """What each worker calls with its number before its first sample.
+
+        It can be set, as trainers do, and counts from the next `iter` on. A function that splits a stream over the
+        workers must be given to the constructor.
+        """
         return self._options.worker_init_fn
+
+    @worker_init_fn.setter
+    def worker_init_fn(self, function: Callable[[int], object] | None) -> None:
+        check_callable("worker_init_fn", function)
+        self._options = dataclasses.replace(self._options, worker_init_fn=function)
 
     @property
     def multiprocessing_context(self) -> Any:
@@ -428,11 +438,12 @@ class DataLoader(Generic[SampleT, BatchT]):
 
     def _iterate(self, limit: int | None) -> LoaderIterator[BatchT]:
         self._adjust_workers()
+        self._stranger.leave()
         place = self._epochs.begin()
         plan, self._restored = self._restored, None
         if plan is None or plan.place != place:
             plan = self._plan(place)
-        if plan.exhausted and plan.resumed:  # a state of the very end: the next epoch begins
+        if plan.exhausted and plan.passed:  # a state of the very end: the next epoch begins
             plan = self._next_plan(plan.end())
         pool, release = self._open_pool(plan)
         return self._iterator(plan, pool, release, limit)
@@ -515,9 +526,10 @@ class DataLoader(Generic[SampleT, BatchT]):
             size=options.batch_size or 1,
             workers=workers,
             drop_last=options.drop_last,
-            self_sharded=workers > 0 and options.worker_init_fn is not None,
+            self_sharded=workers > 0 and self._init_splits,
             rank=self._rank,
             state=place.stream,
+            each=None if options.in_order else options.prefetch_factor,
         )
 
     def _stream_plan(self, place: Place) -> StreamedPlan:
@@ -609,6 +621,7 @@ class DataLoader(Generic[SampleT, BatchT]):
             on_error=options.on_error,
             choose=_Choose(self._sampler, self._epochs.order_seed) if self._may_replace() else None,
             worker_init_fn=options.worker_init_fn,
+            init_splits=self._init_splits,
             retry=options.retry,
             drop_last=options.drop_last,
             stream_start=(plan.epoch, plan.reader_start) if isinstance(plan, StreamedPlan) and plan.resumed else None,
@@ -790,7 +803,10 @@ class DataLoader(Generic[SampleT, BatchT]):
             self._choice = choice
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Travels, and is copied, as its options and its place; no worker and no iterator goes along."""
+        """Travels, and is copied, as its options, its epoch and seed, and what a subclass has put on it.
+
+        No worker and no iterator goes along, and no place within an epoch: that is what `state_dict` is for.
+        """
         options = {field.name: getattr(self._options, field.name) for field in fields(self._options)}
         del options["stream"]
         options["multiprocessing_context"] = options.pop("context")
@@ -800,9 +816,11 @@ class DataLoader(Generic[SampleT, BatchT]):
             options["batch_size"] = 1
         if self._options.sampler is not None or self._options.stream or self._options.batch_sampler is not None:
             options["shuffle"] = None
-        own = type(self._backend) is not type(plugins.get_backend(self._backend.name))
-        options["backend"] = self._backend if own else self._backend.name
-        return _again, (type(self), options, self.state_dict())
+        foreign = type(self._backend) is not type(plugins.get_backend(self._backend.name))
+        options["backend"] = self._backend if foreign else self._backend.name
+        own = vars(DataLoader(()))
+        attributes = {name: value for name, value in vars(self).items() if name not in own}
+        return _again, (type(self), options, self._epochs.start, self._init_splits), attributes
 
     def close(self) -> None:
         """End all workers, within a second whatever they do; twice is fine, and iterating again starts afresh.
@@ -856,11 +874,14 @@ def _rate(batches: Callable[[], Iterable[Any]], seconds: float) -> tuple[float, 
     return (count - 1) / (now - began - first) if count > 1 else 1 / first, first
 
 
-def _again(kind: type[DataLoader[Any, Any]], options: dict[str, Any], state: dict[str, Any]) -> DataLoader[Any, Any]:
-    """A loader with these options, at this place."""
+def _again(
+    kind: type[DataLoader[Any, Any]], options: dict[str, Any], start: Place, init_splits: bool
+) -> DataLoader[Any, Any]:
+    """A loader with these options, at the start of an epoch."""
     loader = kind.__new__(kind)
     DataLoader.__init__(loader, **options)
-    loader.load_state_dict(state)
+    loader._init_splits = init_splits
+    loader._epochs.restore(start)
     return loader
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from agnoload.errors import StateError
 from agnoload.messages import Tally
-from agnoload.saved import items, whole
+from agnoload.saved import MOST_RANKS, items, whole
 
 VERSION = 1
 DRAWN_AT_MOST = 1 << 20
@@ -46,6 +46,8 @@ class Place(NamedTuple):
     """What a stream's plan needs to go on."""
     tally: Tally = Tally()
     """What has failed of the epoch so far, where that is counted."""
+    rank: int | None = None
+    """The rank that saved it, of a stream that is split sample by sample: only that one can know that it has no more."""
 
 
 def capture(place: Place, facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -66,7 +68,7 @@ def capture(place: Place, facts: Mapping[str, Any]) -> dict[str, Any]:
         state["ahead"] = [list(pair) for pair in place.ahead]
     if place.tally.tried:
         state["failed"] = list(place.tally)
-    for name in ("sampler", "stream"):
+    for name in ("sampler", "stream", "rank"):
         value = getattr(place, name)
         if value is not None:
             state[name] = value
@@ -106,12 +108,13 @@ def restore(state: Any, facts: Mapping[str, Any]) -> Place:
     if not begun and (position or ahead or stream is not None):
         raise StateError("an epoch that has not begun must stand at position 0, with nothing ahead and no stream")
     epoch, tally = whole(state.get("epoch"), "epoch"), _tally(state.get("failed", [0, 0]))
-    return Place(epoch, position, seeds, begun, ahead, state.get("sampler"), stream, tally)
+    rank = None if state.get("rank") is None else whole(state["rank"], "rank", MOST_RANKS)
+    return Place(epoch, position, seeds, begun, ahead, state.get("sampler"), stream, tally, rank)
 
 
 _FIELDS = {
     "version", "seed", "order_seed", "epoch", "position", "facts", "drawn", "begun", "ahead", "sampler", "stream",
-    "failed",
+    "failed", "rank",
 }  # fmt: skip
 
 

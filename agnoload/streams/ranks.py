@@ -155,6 +155,8 @@ class _RankCursor(Cursor):
         self._head: list[Any] = []
         self._ended = False
         """The source has: it is not asked again, nor where it stands. It may have gone back to its start."""
+        self.others = False
+        """It has ended with samples for ranks before this one."""
 
     @property
     def deferred(self) -> bool:  # type: ignore[override]
@@ -167,6 +169,7 @@ class _RankCursor(Cursor):
         if self._rank < len(drafts) and (self._uneven != "stop" or len(drafts) == self._world):
             return drafts[self._rank], True
         if not drafts or not self._repeats:
+            self.others |= self._uneven == "keep" and bool(drafts)
             raise StopIteration
         return self._head[(self._rank - len(drafts)) % len(self._head)], False
 
@@ -195,6 +198,11 @@ class _RankCursor(Cursor):
     def state(self) -> Any:
         # What is repeated would have to be saved, too.
         return None if self._repeats or self._ended else self._source.state()
+
+
+def has_others(cursor: Cursor) -> bool:
+    """Whether a run has ended where other ranks have samples that this one has not."""
+    return getattr(cursor, "others", False) or any(map(has_others, cursor.inside()))
 
 
 class HeadStream(DerivedStream[T_co]):
