@@ -48,7 +48,7 @@ class Fetcher:
         threaded: bool = False,
         on_error: Any = "raise",
         choose: Choose | None = None,
-        worker_init_fn: Callable[[int], None] | None = None,
+        worker_init_fn: Callable[[int], object] | None = None,
         init_splits: bool = False,
         retry: Retry | None = None,
         drop_last: bool = False,

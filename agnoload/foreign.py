@@ -22,7 +22,7 @@ from agnoload.generators import Private
 from agnoload.plan import BLOCK, Cut, Plan, key_of, keys_of
 from agnoload.protocols import Stateful
 from agnoload.samplers.sampler import SeededSampler
-from agnoload.saved import whole
+from agnoload.saved import shown, whole
 from agnoload.state import Place
 from agnoload.streams import go_back
 
@@ -271,7 +271,7 @@ def checked(saved: Any, position: int) -> dict[str, Any]:
     if saved is None and not position:
         return {}
     if not isinstance(saved, dict) or set(saved) not in ({"state"}, {"sum"}):
-        raise StateError(f"sampler in a state must be a dict of 'state' or of 'sum', got {saved!r:.200}")
+        raise StateError(f"sampler in a state must be a dict of 'state' or of 'sum', got {shown(saved)}")
     if "sum" in saved:
         whole(saved["sum"], "the check sum of a sampler")
     return saved

@@ -43,6 +43,7 @@ from agnoload.protocols import Backend, ClosableFetch, Empty, IndexArray, Pool
 from agnoload.ranks import local_world_size, rank_and_world
 from agnoload.samplers.basic import RandomSampler, SequentialSampler
 from agnoload.samplers.sampler import SeededSampler, effective_seed, is_transparent
+from agnoload.saved import shown
 from agnoload.seeding import Rewinder, SampleContext
 from agnoload.state import Place, capture, restore
 from agnoload.stats import Benchmark, Recorder, Stats, Timeline, size_of
@@ -673,7 +674,7 @@ class DataLoader(Generic[SampleT, BatchT]):
 
     def _check_absent(self, name: str, saved: Any) -> None:
         if saved is not None:
-            raise StateError(f"this state says where a {name} stands, but this loader has none such: {saved!r:.200}")
+            raise StateError(f"this state says where a {name} stands, but this loader has none such: {shown(saved)}")
 
     def _facts(self, out_of_order: bool) -> dict[str, Any]:
         """What must be equal for a state to fit."""

@@ -34,7 +34,7 @@ class Options:
     pin_memory: bool
     drop_last: bool
     timeout: float | None
-    worker_init_fn: Callable[[int], None] | None
+    worker_init_fn: Callable[[int], object] | None
     context: Any
     generator: Any
     prefetch_factor: int

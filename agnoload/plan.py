@@ -58,7 +58,7 @@ class Plan:
         self.resumed = place.position > 0 or bool(place.ahead)
         """Whether some of it was delivered before."""
         self.others = False
-        """Whether other ranks have batches left where this one has none: it stays in their epoch, which gives nothing."""
+        """Whether other ranks may have batches left where this one has none, so that it stays in their epoch."""
         self.outstanding = 0
         self.exhausted = False
         self.given = 0
@@ -216,10 +216,10 @@ def _check_ahead(place: Place, batches: int, reached: Callable[[int], int]) -> N
     for border in chain(*place.ahead):
         number = bisect_left(range(batches + 1), border, key=lambda count: reached(count) if count else place.position)
         if number > batches or border != (reached(number) if number else place.position):
+            delivered = ", ".join(f"{start} to {stop - 1}" for start, stop in place.ahead[:8])
             raise StateError(
-                "a state saved out of order goes on with the same batches only: positions "
-                f"{', '.join(f'{start} to {stop - 1}' for start, stop in place.ahead)} were delivered, but no batch of "
-                f"this loader begins or ends at {border}"
+                f"a state saved out of order goes on with the same batches only: positions {delivered} were delivered, "
+                f"but no batch of this loader begins or ends at {border}"
             )
 
 

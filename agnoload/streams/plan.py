@@ -14,7 +14,7 @@ from itertools import chain
 from typing import Any, Literal, NamedTuple, get_args
 
 from agnoload.errors import AgnoloadError, StateError
-from agnoload.saved import FARTHEST, MOST_RANKS, fields, items, whole
+from agnoload.saved import FARTHEST, MOST_RANKS, fields, items, same, shown, whole
 from agnoload.streams.base import first_states
 from agnoload.streams.read import Portion, layout_of
 
@@ -291,9 +291,7 @@ class StreamPlan:
         undone = next((entry for entry in entries if not entry.done), None)
         # What held no samples must be asked for again: it tells of the end of a lane, and what is left there.
         delivered = [
-            entry.request
-            for entry in entries
-            if entry.delivered and (entry.portion is None or entry.portion.samples)
+            entry.request for entry in entries if entry.delivered and (entry.portion is None or entry.portion.samples)
         ]
         ahead = self._ahead | {(self._lane_of(request), self._place(request)) for request in delivered}
         return {
@@ -309,9 +307,9 @@ class StreamPlan:
         }
 
     def _compare(self, what: str, saved: Any, here: Any) -> None:
-        if repr(saved) != repr(here):  # so that 1 is not True
+        if not same(saved, here):
             raise StateError(
-                f"the state of a stream must be used with the same {what}: {saved} was saved, here is {here}"
+                f"the state of a stream must be used with the same {what}: {shown(saved)} was saved, here is {here}"
             )
 
     def _restore(self, state: dict[str, Any]) -> bool:
@@ -321,7 +319,7 @@ class StreamPlan:
         )
         lanes = [_saved_lane(lane) for lane in items(saved_lanes, "lanes")]
         if kind not in get_args(Kind) or not lanes:
-            raise StateError(f"a stream's state must have a kind of {get_args(Kind)} and lanes, got {state!r:.400}")
+            raise StateError(f"a stream's state must have a kind of {get_args(Kind)} and lanes, got {shown(state)}")
         whole(turn, "turn", len(lanes) - 1)
         whole(merged, "merged", FARTHEST)
         if not whole(size, "size") or not whole(world, "world", MOST_RANKS):
