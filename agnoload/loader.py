@@ -439,6 +439,7 @@ class DataLoader(Generic[SampleT, BatchT]):
 
     def _iterate(self, limit: int | None) -> LoaderIterator[BatchT]:
         self._adjust_workers()
+        self._warn_if_unsplit()
         self._stranger.leave()
         place = self._epochs.begin()
         plan, self._restored = self._restored, None
@@ -601,6 +602,15 @@ class DataLoader(Generic[SampleT, BatchT]):
             warn(
                 f"{path} holds very many Python objects: each worker gets a copy of every one, and its memory grows as "
                 "they are read. agnoload.PackedList(...) keeps strings, bytes or objects in one buffer for all workers"
+            )
+
+    def _warn_if_unsplit(self) -> None:
+        """Once a loader: that every rank loads everything, as far as it can be known."""
+        if self._world_size > 1 and is_transparent(self._sampler) and self._stranger.share() is None:
+            self._say_once(
+                f"this process is rank {self._rank} of {self._world_size}, and nothing splits the dataset over the "
+                "ranks: each loads all samples. Pass sampler=agnoload.DistributedSampler(dataset), or ignore this if "
+                "that is meant or each rank has a dataset of its own"
             )
 
     def _fetcher(self, isolated: bool, workers: int | None = None, plan: Plan | None = None) -> Fetcher:

@@ -11,12 +11,12 @@ import numpy as np
 
 from agnoload.errors import OptionError
 
-VARIABLES = {
-    "the environment": ("RANK", "WORLD_SIZE"),
-    "SLURM": ("SLURM_PROCID", "SLURM_NTASKS"),
-    "Open MPI": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-}
-"""The pairs of environment variables that are looked up, in this order; torchrun and most others set the first."""
+VARIABLES = (
+    ("RANK", "WORLD_SIZE"),
+    ("SLURM_PROCID", "SLURM_NTASKS"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+)
+"""The pairs of environment variables that are looked up, in this order: torchrun and most others, SLURM, Open MPI."""
 
 
 def rank_and_world(
@@ -36,8 +36,8 @@ def rank_and_world(
     (0, 1)
     """
     found = os.environ if environ is None else environ
-    for source, (rank_name, world_name) in VARIABLES.items():
-        if found.get(rank_name) and found.get(world_name) and (source != "SLURM" or _is_srun(found)):
+    for rank_name, world_name in VARIABLES:
+        if found.get(rank_name) and found.get(world_name) and (rank_name != "SLURM_PROCID" or _is_srun(found)):
             where = f"the environment variables {rank_name}={found[rank_name]} and {world_name}={found[world_name]}"
             try:
                 rank, world = int(found[rank_name]), int(found[world_name])
@@ -45,7 +45,7 @@ def rank_and_world(
                 raise OptionError(f"{where} must be integers: correct or unset them") from None
             check_rank(rank, world, where)
             if environ is None and world > 1:
-                _say(rank, world, source)
+                _say(rank, world, f"{rank_name} and {world_name}")
             return rank, world
     if backend_world is not None:
         return check_rank(*backend_world, "the backend's rank and world size")

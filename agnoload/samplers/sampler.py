@@ -53,10 +53,12 @@ class Fixed(Generic[T]):
         self._name = name
 
     def __get__(self, sampler: Any, owner: type | None = None) -> T:
-        if sampler is None or self._name not in vars(sampler):
-            raise AttributeError(self._name)
-        value: T = vars(sampler)[self._name]
-        return value
+        if sampler is None:
+            return self  # type: ignore[return-value]
+        try:
+            return vars(sampler)[self._name]  # type: ignore[no-any-return]
+        except KeyError:
+            raise AttributeError(f"{type(sampler).__name__} has no {self._name} yet") from None
 
     def __set__(self, sampler: Any, value: T) -> None:
         if vars(sampler).get(self._name, value) is not value:  # a subclass may keep what it passes on
