@@ -9,7 +9,7 @@ import threading
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import agnoload
@@ -46,6 +46,9 @@ def share_of(kind, n, rank, world, tail, size):
 
 
 @settings(max_examples=25, deadline=None)
+@example(kind="samples", n=10, worlds=(3, 3), tail="keep", size=1, steps=3)
+@example(kind="samples", n=10, worlds=(3, 2), tail="keep", size=1, steps=3)
+@example(kind="batches", n=14, worlds=(3, 3), tail="keep", size=2, steps=2)
 @given(
     kind=st.sampled_from(["samples", "batches"]),
     n=st.integers(7, 20),
