@@ -13,7 +13,7 @@ from agnoload.errors import OptionError, StateError
 from agnoload.foreign import Stranger
 from agnoload.loop import Progress
 from agnoload.samplers.sampler import SeededSampler, effective_seed
-from agnoload.saved import LARGEST
+from agnoload.saved import LARGEST, shown
 from agnoload.seeding import check_seed, draw_from, draw_seed, no_generator
 from agnoload.state import Place, Seeds
 
@@ -52,6 +52,14 @@ class Epochs:
         if progress is not None and progress.over and progress.asked:
             return progress.epoch + 1
         return self.place.epoch
+
+    @property
+    def start(self) -> Place:
+        """The start of that epoch, for a copy of the loader."""
+        place, left = self.place, self._stranger.left()
+        begun = place.begun and place.epoch == self.epoch
+        sampler = {"state": left[0]} if left else place.sampler if not place.position else None
+        return Place(self.epoch, seeds=place.seeds, begun=begun, sampler=sampler)
 
     def twin(self) -> Epochs:
         """Others, that begin where these stand and do not advance the generator: for measurements."""
@@ -108,14 +116,16 @@ class Epochs:
             wanted = "0 without a generator" if self._numbers is None else "1 or more with a generator"
             raise StateError(f"drawn in a state must be {wanted}, got {seeds.drawn}")
         if given is not None and seeds.samples != given:
-            raise StateError(f"this state was saved with seed {seeds.samples}, but this loader was given seed {given}")
+            raise StateError(
+                f"this state was saved with seed {shown(seeds.samples)}, but this loader was given seed {given}"
+            )
         order = self._sampler.seed if isinstance(self._sampler, SeededSampler) else None
         if given is not None:
             order = effective_seed(self._sampler, given, given)
         if order is not None and order != seeds.order:
             raise StateError(
-                f"this state was saved with a sampler on seed {seeds.order}, but this loader's is on {order}: give the "
-                "sampler, or the loader, the seed that it had"
+                f"this state was saved with a sampler on seed {shown(seeds.order)}, but this loader's is on {order}: "
+                "give the sampler, or the loader, the seed that it had"
             )
 
     def restore(self, place: Place) -> None:

@@ -49,7 +49,8 @@ class Fetcher:
         threaded: bool = False,
         on_error: Any = "raise",
         choose: Choose | None = None,
-        worker_init_fn: Callable[[int], None] | None = None,
+        worker_init_fn: Callable[[int], object] | None = None,
+        init_splits: bool = False,
         retry: Retry | None = None,
         drop_last: bool = False,
         stream_start: tuple[int, Any] | None = None,
@@ -58,6 +59,8 @@ class Fetcher:
         self.dataset = dataset
         self.collate_fn = collate_fn
         self.worker_init_fn = worker_init_fn
+        self._init_splits = init_splits
+        """Whether `worker_init_fn` is taken to split a stream."""
         self._stream = stream
         self._batched = batched
         self._seed = seed
@@ -362,7 +365,7 @@ class Fetcher:
             samples, key = portion.samples, portion[4:7]
             if self._doubtful and portion.self_sharded:
                 self._doubt()
-            told = Told(portion.end, portion.left, portion.places, portion.state, portion.self_sharded)
+            told = Told(portion.end, portion.left, portion.places, portion.state, *portion[-2:])
         fetched = time.monotonic()
         extras: dict[str, Any] | None = None
         if told is not None and told != Told(places=request.size):
@@ -388,7 +391,7 @@ class Fetcher:
                 workers=self._workers,
                 begin=self._begin_batch,
                 start=start if epoch == request.epoch else None,
-                self_sharded=self._workers > 0 and self.worker_init_fn is not None,
+                self_sharded=self._workers > 0 and self._init_splits,
                 drop_last=self._drop_last,
                 rank=self._rank,
                 failed=self._sample_failed if self._on_error != "raise" else None,

@@ -11,6 +11,7 @@ import copy
 import sys
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import chain, islice
 from typing import Any
 
@@ -21,12 +22,13 @@ from agnoload.generators import Private
 from agnoload.plan import BLOCK, Cut, Plan, key_of, keys_of
 from agnoload.protocols import Stateful
 from agnoload.samplers.sampler import SeededSampler
-from agnoload.saved import whole
+from agnoload.saved import shown, whole
 from agnoload.state import Place
 from agnoload.streams import go_back
 
 DEPTH = 8
 """A sampler in a sampler in a sampler: so far we look."""
+_END = object()
 _DRAWS_NOTHING = (list, tuple, range, np.ndarray)
 
 
@@ -37,6 +39,8 @@ class Stranger:
         self.sampler = sampler
         self.parts = list(_chain(sampler))
         self._shown = 0
+        self._begun: list[tuple[Plan, Any]] = []
+        self._back: list[Any] = []
 
     def share(self) -> tuple[int, int] | None:
         """The rank and the number of ranks that it has been made for, by the names that are usual; None if unknown."""
@@ -71,6 +75,23 @@ class Stranger:
                 part.set_epoch(epoch)
                 break
         self.forget()
+
+    def left(self) -> list[Any]:
+        """The state where the epoch began that the user has not had whole; nothing if there is none such."""
+        return [state for plan, state in self._begun if not plan.complete][:1]
+
+    def leave(self) -> None:
+        """The next epoch begins, wherever workers had prefetched to: the sampler goes back if one was left early."""
+        self._back = self.left()
+        self._begun.clear()
+
+    def begin(self, plan: Plan, holder: Any) -> None:
+        """Note where an epoch begins: where the sampler stands, or where the one began that was left early."""
+        while self._back:
+            go_back(holder, self._back.pop())
+        self._begun = [begun for begun in self._begun if not begun[0].complete]
+        with suppress(Exception):  # it has no state before it is iterated
+            self._begun.append((plan, copy.deepcopy(holder.state_dict())))
 
     def _epoch_shown(self) -> int:
         """What the first stranger that can be told an epoch shows as its own."""
@@ -151,7 +172,7 @@ class ForeignPlan(Plan):
     def _whole(self, items: Iterator[Any], position: int) -> Iterator[Cut]:
         """The batches of a batch sampler."""
         at = position if self._stateful is not None else 0
-        while (batch := next(items, None)) is not None:
+        while (batch := next(items, _END)) is not _END:
             keys = self._counted(batch)
             start, at = at, at + len(keys)
             if start < position < at:
@@ -191,6 +212,8 @@ class ForeignPlan(Plan):
         stranger, holder, position = self._stranger, self._stateful, self.place.position
         saved = checked(self.place.sampler, position)
         border = "state" in saved and not position  # what it said behind its last batch: it may or may not begin anew
+        if holder is not None:
+            stranger.begin(self, holder)
         if border and holder is not None:
             go_back(holder, saved["state"])
         stranger.tell(self.place.seeds.order, self.epoch)
@@ -248,7 +271,7 @@ def checked(saved: Any, position: int) -> dict[str, Any]:
     if saved is None and not position:
         return {}
     if not isinstance(saved, dict) or set(saved) not in ({"state"}, {"sum"}):
-        raise StateError(f"sampler in a state must be a dict of 'state' or of 'sum', got {saved!r:.200}")
+        raise StateError(f"sampler in a state must be a dict of 'state' or of 'sum', got {shown(saved)}")
     if "sum" in saved:
         whole(saved["sum"], "the check sum of a sampler")
     return saved

@@ -33,7 +33,7 @@ from agnoload.generators import Watch
 from agnoload.journal import Journal
 from agnoload.loop import PLACED_AHEAD, LoaderIterator
 from agnoload.messages import Reply, Request
-from agnoload.options import check_options
+from agnoload.options import check_callable, check_options
 from agnoload.plan import BatchPlan, OrderPlan, Plan, StreamedPlan
 from agnoload.pools.inline import InlinePool
 from agnoload.pools.processes import ProcessPool
@@ -43,6 +43,7 @@ from agnoload.protocols import Backend, ClosableFetch, Empty, IndexArray, Pool
 from agnoload.ranks import local_world_size, rank_and_world
 from agnoload.samplers.basic import RandomSampler, SequentialSampler
 from agnoload.samplers.sampler import SeededSampler, effective_seed, is_transparent
+from agnoload.saved import shown
 from agnoload.seeding import Rewinder, SampleContext
 from agnoload.state import Place, capture, restore
 from agnoload.stats import Benchmark, Recorder, Stats, Timeline, size_of
@@ -228,6 +229,7 @@ class DataLoader(Generic[SampleT, BatchT]):
         split = options.stream and settle_ranks(options.dataset, world)
         self._sampler = self._make_sampler(world)
         self._stranger = Stranger(self._sampler)
+        self._init_splits = options.worker_init_fn is not None
         self._rank, self._world_size = self._stranger.share() or rank_and_world(world)
         self._warned = False
         self._said: set[str] = set()
@@ -299,8 +301,17 @@ class DataLoader(Generic[SampleT, BatchT]):
 
     @property
     def worker_init_fn(self) -> Callable[[int], object] | None:
-        """What each worker calls with its number before its first sample."""
+        """What each worker calls with its number before its first sample.
+
+        It can be set, as trainers do, and counts from the next `iter` on. A function that splits a stream over the
+        workers must be given to the constructor.
+        """
         return self._options.worker_init_fn
+
+    @worker_init_fn.setter
+    def worker_init_fn(self, function: Callable[[int], object] | None) -> None:
+        check_callable("worker_init_fn", function)
+        self._options = dataclasses.replace(self._options, worker_init_fn=function)
 
     @property
     def multiprocessing_context(self) -> Any:
@@ -428,11 +439,13 @@ class DataLoader(Generic[SampleT, BatchT]):
 
     def _iterate(self, limit: int | None) -> LoaderIterator[BatchT]:
         self._adjust_workers()
+        self._warn_if_unsplit()
+        self._stranger.leave()
         place = self._epochs.begin()
         plan, self._restored = self._restored, None
         if plan is None or plan.place != place:
             plan = self._plan(place)
-        if plan.exhausted and plan.resumed:  # a state of the very end: the next epoch begins
+        if plan.exhausted and plan.passed:  # a state of the very end: the next epoch begins
             plan = self._next_plan(plan.end())
         pool, release = self._open_pool(plan)
         return self._iterator(plan, pool, release, limit)
@@ -515,9 +528,10 @@ class DataLoader(Generic[SampleT, BatchT]):
             size=options.batch_size or 1,
             workers=workers,
             drop_last=options.drop_last,
-            self_sharded=workers > 0 and options.worker_init_fn is not None,
+            self_sharded=workers > 0 and self._init_splits,
             rank=self._rank,
             state=place.stream,
+            each=None if options.in_order else options.prefetch_factor,
         )
 
     def _stream_plan(self, place: Place) -> StreamedPlan:
@@ -590,6 +604,15 @@ class DataLoader(Generic[SampleT, BatchT]):
                 "they are read. agnoload.PackedList(...) keeps strings, bytes or objects in one buffer for all workers"
             )
 
+    def _warn_if_unsplit(self) -> None:
+        """Once a loader: that every rank loads everything, as far as it can be known."""
+        if self._world_size > 1 and is_transparent(self._sampler) and self._stranger.share() is None:
+            self._say_once(
+                f"this process is rank {self._rank} of {self._world_size}, and nothing splits the dataset over the "
+                "ranks: each loads all samples. Pass sampler=agnoload.DistributedSampler(dataset), or ignore this if "
+                "that is meant or each rank has a dataset of its own"
+            )
+
     def _fetcher(self, isolated: bool, workers: int | None = None, plan: Plan | None = None) -> Fetcher:
         options = self._options
         workers = self.num_workers if workers is None else workers
@@ -609,6 +632,7 @@ class DataLoader(Generic[SampleT, BatchT]):
             on_error=options.on_error,
             choose=_Choose(self._sampler, self._epochs.order_seed) if self._may_replace() else None,
             worker_init_fn=options.worker_init_fn,
+            init_splits=self._init_splits,
             retry=options.retry,
             drop_last=options.drop_last,
             stream_start=(plan.epoch, plan.reader_start) if isinstance(plan, StreamedPlan) and plan.resumed else None,
@@ -660,7 +684,7 @@ class DataLoader(Generic[SampleT, BatchT]):
 
     def _check_absent(self, name: str, saved: Any) -> None:
         if saved is not None:
-            raise StateError(f"this state says where a {name} stands, but this loader has none such: {saved!r:.200}")
+            raise StateError(f"this state says where a {name} stands, but this loader has none such: {shown(saved)}")
 
     def _facts(self, out_of_order: bool) -> dict[str, Any]:
         """What must be equal for a state to fit."""
@@ -788,7 +812,10 @@ class DataLoader(Generic[SampleT, BatchT]):
             self._choice = choice
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Travels, and is copied, as its options and its place; no worker and no iterator goes along."""
+        """Travels, and is copied, as its options, its epoch and seed, and what a subclass has put on it.
+
+        No worker and no iterator goes along, and no place within an epoch: that is what `state_dict` is for.
+        """
         options = {field.name: getattr(self._options, field.name) for field in fields(self._options)}
         del options["stream"]
         options["multiprocessing_context"] = options.pop("context")
@@ -798,9 +825,11 @@ class DataLoader(Generic[SampleT, BatchT]):
             options["batch_size"] = 1
         if self._options.sampler is not None or self._options.stream or self._options.batch_sampler is not None:
             options["shuffle"] = None
-        own = type(self._backend) is not type(plugins.get_backend(self._backend.name))
-        options["backend"] = self._backend if own else self._backend.name
-        return _again, (type(self), options, self.state_dict())
+        foreign = type(self._backend) is not type(plugins.get_backend(self._backend.name))
+        options["backend"] = self._backend if foreign else self._backend.name
+        own = vars(DataLoader(()))
+        attributes = {name: value for name, value in vars(self).items() if name not in own}
+        return _again, (type(self), options, self._epochs.start, self._init_splits), attributes
 
     def close(self) -> None:
         """End all workers, within a second whatever they do; twice is fine, and iterating again starts afresh.
@@ -854,11 +883,14 @@ def _rate(batches: Callable[[], Iterable[Any]], seconds: float) -> tuple[float, 
     return (count - 1) / (now - began - first) if count > 1 else 1 / first, first
 
 
-def _again(kind: type[DataLoader[Any, Any]], options: dict[str, Any], state: dict[str, Any]) -> DataLoader[Any, Any]:
-    """A loader with these options, at this place."""
+def _again(
+    kind: type[DataLoader[Any, Any]], options: dict[str, Any], start: Place, init_splits: bool
+) -> DataLoader[Any, Any]:
+    """A loader with these options, at the start of an epoch."""
     loader = kind.__new__(kind)
     DataLoader.__init__(loader, **options)
-    loader.load_state_dict(state)
+    loader._init_splits = init_splits
+    loader._epochs.restore(start)
     return loader
 
 

@@ -272,7 +272,7 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
             if not len(window):
                 if self._stuck is not None:
                     raise self._stuck
-                if self._yielded or not self._plan.resumed:
+                if self._yielded or not self._plan.passed:
                     self._judge()
                     if self._to_issue:
                         raise self._too_few(self._plan.epoch)

@@ -34,7 +34,7 @@ class Options:
     pin_memory: bool
     drop_last: bool
     timeout: float | None
-    worker_init_fn: Callable[[int], None] | None
+    worker_init_fn: Callable[[int], object] | None
     context: Any
     generator: Any
     prefetch_factor: int
@@ -83,9 +83,8 @@ def check_options(
     if shuffle is not None:
         shuffle = flag("shuffle", shuffle)
     drop_last = flag("drop_last", drop_last)
-    for name, value in (("collate_fn", collate_fn), ("worker_init_fn", worker_init_fn)):
-        if value is not None and not callable(value):
-            raise OptionError(f"{name} must be callable or None, got {value!r}")
+    check_callable("collate_fn", collate_fn)
+    check_callable("worker_init_fn", worker_init_fn)
     for name, value in (("sampler", sampler), ("batch_sampler", batch_sampler)):
         if value is not None and (isinstance(value, type) or not hasattr(value, "__iter__")):
             raise OptionError(f"{name} must be iterable, got {type(value).__name__}: {value!r}")
@@ -148,6 +147,12 @@ def check_options(
         retry=check_retry(retry),
         max_failed=check_max_failed(max_failed),
     )
+
+
+def check_callable(name: str, value: Any) -> None:
+    """`OptionError` for what cannot be called, unless it is None."""
+    if value is not None and not callable(value):
+        raise OptionError(f"{name} must be callable or None, got {value!r}")
 
 
 def _is_stream(dataset: Any, sampled: bool) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -55,6 +56,9 @@ class Plan:
         self.epoch = place.epoch
         self.seed = place.seeds.samples
         self.resumed = place.position > 0 or bool(place.ahead)
+        """Whether some of it was delivered before."""
+        self.others = False
+        """Whether other ranks may have batches left where this one has none, so that it stays in their epoch."""
         self.outstanding = 0
         self.exhausted = False
         self.given = 0
@@ -87,6 +91,11 @@ class Plan:
                     f"were delivered, this loader's batch holds {cut.start} to {cut.reached - 1}"
                 )
         return False
+
+    @property
+    def passed(self) -> bool:
+        """Whether it had been delivered whole before, so that the next epoch follows; once it has been `exhausted`."""
+        return self.resumed and not self.given and not self.others
 
     @property
     def complete(self) -> bool:
@@ -157,6 +166,7 @@ class OrderPlan(Plan):
         total = len(rest) - len(rest) % size if drop_last else len(rest)
         _check_ahead(place, -(-total // size), lambda count: rest.reached(min(count * size, total)))
         super().__init__(place)
+        self.others = place.position < order.end
 
     def _cuts(self, position: int) -> Iterator[Cut]:
         order, size = self._order, self._size or 1
@@ -186,6 +196,7 @@ class BatchPlan(Plan):
         self.number = max(0, len(batches) - len(self._batches))
         _check_ahead(place, len(self._batches), self._batches.reached)
         super().__init__(place)
+        self.others = place.position < batches.end
 
     def _cuts(self, position: int) -> Iterator[Cut]:
         batches = self._batches
@@ -205,10 +216,10 @@ def _check_ahead(place: Place, batches: int, reached: Callable[[int], int]) -> N
     for border in chain(*place.ahead):
         number = bisect_left(range(batches + 1), border, key=lambda count: reached(count) if count else place.position)
         if number > batches or border != (reached(number) if number else place.position):
+            delivered = ", ".join(f"{start} to {stop - 1}" for start, stop in place.ahead[:8])
             raise StateError(
-                "a state saved out of order goes on with the same batches only: positions "
-                f"{', '.join(f'{start} to {stop - 1}' for start, stop in place.ahead)} were delivered, but no batch of "
-                f"this loader begins or ends at {border}"
+                f"a state saved out of order goes on with the same batches only: positions {delivered} were delivered, "
+                f"but no batch of this loader begins or ends at {border}"
             )
 
 
@@ -234,8 +245,14 @@ def keys_of(batch: Any) -> Any:
 
 
 def key_of(key: Any) -> Any:
-    """A key of a stranger's: untouched, but an index is a Python int."""
-    return int(key) if isinstance(key, np.integer) and key.dtype.kind in "iu" else key
+    """A key of a stranger's: untouched, but an index is a Python int, also one in an array or tensor without axes."""
+    if type(key) is int or getattr(key, "ndim", None) != 0:
+        return key
+    try:
+        index = operator.index(key)
+    except TypeError:  # not an integer
+        return key
+    return index if isinstance(key, np.generic) or "bool" not in str(key.dtype) else key
 
 
 REST = -1
@@ -262,7 +279,8 @@ class StreamedPlan(Plan):
         self._left_out = 0
         self._ended = False
         super().__init__(place)
-        self.resumed = place.stream is not None
+        self.resumed = plan.resumed
+        self._own = place.rank == plan.rank and plan.saved_here
 
     @property
     def reader_start(self) -> dict[str, Any]:
@@ -312,6 +330,7 @@ class StreamedPlan(Plan):
         request = self._requests[cut]
         if reply.error is None and isinstance(request, StreamRequest):
             told = (reply.extras or {}).get("portion", Told(places=request.size))
+            self.others |= told.others and not self._own
             samples = [True] * min(reply.samples, 1)
             self._stream.arrived(
                 request,
@@ -327,7 +346,8 @@ class StreamedPlan(Plan):
             self._stream.delivered_rest(request)
 
     def place_after(self, cut: Cut | None, ahead: list[Cut]) -> Place:
-        return Place(self.epoch, self._samples, self.place.seeds, stream=self._stream.state())
+        stream = self._stream
+        return Place(self.epoch, self._samples, self.place.seeds, stream=stream.state(), rank=stream.rank)
 
     def ended(self) -> None:
         """All has been delivered: compare with the length that the stream says it has."""
@@ -353,6 +373,7 @@ class Told(NamedTuple):
     places: int = 0
     state: Any = None
     self_sharded: bool = False
+    others: bool = False
 
 
 class _Samples(list[Any]):

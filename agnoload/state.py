@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from agnoload.errors import StateError
 from agnoload.messages import Tally
-from agnoload.saved import items, whole
+from agnoload.saved import MOST_RANKS, items, same, shown, whole
 
 VERSION = 1
 DRAWN_AT_MOST = 1 << 20
@@ -46,6 +46,8 @@ class Place(NamedTuple):
     """What a stream's plan needs to go on."""
     tally: Tally = Tally()
     """What has failed of the epoch so far, where that is counted."""
+    rank: int | None = None
+    """The rank that saved it, of a stream that is split sample by sample: it may have had its last, others not."""
 
 
 def capture(place: Place, facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -66,7 +68,7 @@ def capture(place: Place, facts: Mapping[str, Any]) -> dict[str, Any]:
         state["ahead"] = [list(pair) for pair in place.ahead]
     if place.tally.tried:
         state["failed"] = list(place.tally)
-    for name in ("sampler", "stream"):
+    for name in ("sampler", "stream", "rank"):
         value = getattr(place, name)
         if value is not None:
             state[name] = value
@@ -76,25 +78,25 @@ def capture(place: Place, facts: Mapping[str, Any]) -> dict[str, Any]:
 def restore(state: Any, facts: Mapping[str, Any]) -> Place:
     """Where to go on; `StateError` with both sides if the state is not this loader's, or is none at all."""
     if not isinstance(state, Mapping):
-        raise StateError(f"a state must be the dict that state_dict() gave, got {type(state).__name__}: {state!r:.200}")
+        raise StateError(f"a state must be the dict that state_dict() gave, got {type(state).__name__}: {shown(state)}")
     if "version" not in state:
-        raise StateError(f"a state must be what state_dict() gave, got a dict without a version: {dict(state)!r:.200}")
-    if repr(state["version"]) != repr(VERSION):
-        raise StateError(f"this version reads states of version {VERSION}, got version {state.get('version')!r}")
+        raise StateError(f"a state must be what state_dict() gave, got a dict without a version: {shown(dict(state))}")
+    if not same(state["version"], VERSION):
+        raise StateError(f"this version reads states of version {VERSION}, got version {shown(state['version'])}")
     if unknown := sorted(map(str, set(state) - _FIELDS)):
-        raise StateError(f"a state must have the fields {', '.join(sorted(_FIELDS))} only, got {', '.join(unknown)}")
+        raise StateError(f"a state must have the fields {', '.join(sorted(_FIELDS))} only, got {shown(unknown)}")
     saved = state.get("facts")
     if not isinstance(saved, Mapping):
-        raise StateError(f"facts in a state must be a dict, got {saved!r:.200}")
+        raise StateError(f"facts in a state must be a dict, got {shown(saved)}")
     for name in sorted({*facts, *map(str, saved)}):
-        if repr(saved.get(name)) != repr(facts.get(name)):  # so that 1 is not True
+        if not same(saved.get(name), facts.get(name)):
             raise StateError(
-                f"this state was saved with {name} {saved.get(name)!r}, but this loader has {facts.get(name)!r}: "
-                "load it into a loader over the same data with the same options"
+                f"this state was saved with {shown(name)[1:-1]} {shown(saved.get(name))}, but this loader has "
+                f"{shown(facts.get(name))}: load it into a loader over the same data with the same options"
             )
     begun = state.get("begun", True)
     if not isinstance(begun, bool):
-        raise StateError(f"begun in a state must be a bool, got {begun!r:.200}")
+        raise StateError(f"begun in a state must be a bool, got {shown(begun)}")
     seeds = Seeds(
         whole(state.get("seed"), "seed", None),
         whole(state.get("order_seed"), "order_seed", None),
@@ -106,17 +108,21 @@ def restore(state: Any, facts: Mapping[str, Any]) -> Place:
     if not begun and (position or ahead or stream is not None):
         raise StateError("an epoch that has not begun must stand at position 0, with nothing ahead and no stream")
     epoch, tally = whole(state.get("epoch"), "epoch"), _tally(state.get("failed", [0, 0]))
-    return Place(epoch, position, seeds, begun, ahead, state.get("sampler"), stream, tally)
+    rank = None if state.get("rank") is None else whole(state["rank"], "rank", MOST_RANKS)
+    return Place(epoch, position, seeds, begun, ahead, state.get("sampler"), stream, tally, rank)
 
 
 _FIELDS = {
     "version", "seed", "order_seed", "epoch", "position", "facts", "drawn", "begun", "ahead", "sampler", "stream",
-    "failed",
+    "failed", "rank",
 }  # fmt: skip
 
 
 def _tally(counts: Any) -> Tally:
-    return Tally(*(whole(count, "failed") for count in items(counts, "failed", 2)))
+    failed, tried = (whole(count, "failed") for count in items(counts, "failed", 2))
+    if failed > tried:
+        raise StateError(f"failed in a state must be at most as many as were tried, got {failed} of {tried}")
+    return Tally(failed, tried)
 
 
 def _ahead(pairs: Any, position: int) -> tuple[tuple[int, int], ...]:
@@ -127,7 +133,7 @@ def _ahead(pairs: Any, position: int) -> tuple[tuple[int, int], ...]:
         if not (position <= start < stop) or (found and start <= found[-1][1]):
             raise StateError(
                 f"ahead in a state must be stretches (start, stop) in their order, apart from each other and behind "
-                f"position {position}, got {pairs!r:.200}"
+                f"position {position}, got {shown(pairs)}"
             )
         found.append((start, stop))
     return tuple(found)

@@ -18,7 +18,7 @@ from agnoload.protocols import IndexArray
 from agnoload.samplers.classes import Groups
 from agnoload.samplers.order import BatchOrder, EqualBatches
 from agnoload.samplers.rounds import Rounds
-from agnoload.samplers.sampler import SeededSampler
+from agnoload.samplers.sampler import Fixed, SeededSampler
 from agnoload.seeding import Purpose, Rewinder
 from agnoload.words import number_of
 
@@ -94,6 +94,12 @@ class BalancedBatchSampler(SeededSampler[list[int]]):
     """
 
     yields_batches = True
+    labels = Fixed[Any]()
+    batch_size = Fixed[int]()
+    alpha = Fixed[float]()
+    kind = Fixed[str]()
+    min_per_class = Fixed[int]()
+    num_batches = Fixed[int]()
 
     def __init__(
         self,
@@ -114,6 +120,7 @@ class BalancedBatchSampler(SeededSampler[list[int]]):
         self.alpha = _checked_alpha(alpha)
         self.kind = kind
         self.min_per_class = int(min_per_class)
+        self.labels = labels
         self.groups = Groups("labels", labels)
         self.data_length = self.groups.total
         self.num_batches = _number_of_batches(num_batches, self.groups.total, self.batch_size)
@@ -158,6 +165,11 @@ class ClassUniformBatchSampler(SeededSampler[list[int]]):
     """
 
     yields_batches = True
+    labels = Fixed[Any]()
+    classes_per_batch = Fixed[int]()
+    samples_per_class = Fixed[int]()
+    batch_size = Fixed[int]()
+    num_batches = Fixed[int]()
     _first_in_order = False
 
     def __init__(
@@ -173,6 +185,7 @@ class ClassUniformBatchSampler(SeededSampler[list[int]]):
         super().__init__(seed=seed, generator=generator)
         self.classes_per_batch = positive("classes_per_batch", classes_per_batch)
         self.samples_per_class = positive("samples_per_class", samples_per_class)
+        self.labels = labels
         self.groups = Groups("labels", labels)
         if self.classes_per_batch > len(self.groups):
             raise OptionError(

@@ -12,7 +12,7 @@ from agnoload.errors import OptionError
 from agnoload.protocols import IndexArray
 from agnoload.samplers.order import Order, PickedOrder, RangeOrder
 from agnoload.samplers.permutation import ShuffledOrder
-from agnoload.samplers.sampler import SeededSampler, digest, vector
+from agnoload.samplers.sampler import Fixed, SeededSampler, digest, vector
 from agnoload.seeding import Purpose, Rewinder
 from agnoload.words import number_of
 
@@ -55,6 +55,8 @@ class RandomSampler(SeededSampler[int]):
     >>> next(iter(RandomSampler(range(10**12), seed=0))) < 10**12
     True
     """
+
+    replacement = Fixed[bool]()
 
     def __init__(
         self,
@@ -101,7 +103,8 @@ class RandomSampler(SeededSampler[int]):
 class SubsetRandomSampler(SeededSampler[int]):
     """The given indices, in a random order, another one each epoch.
 
-    `indices` are integers, in a list, array or tensor, or a boolean mask over the dataset.
+    `indices` are integers, in a list, array or tensor, or a boolean mask over the dataset. They can be set, and count
+    from the next epoch on; the array that `indices` gives is read-only.
 
     >>> sorted(SubsetRandomSampler([7, 3, 5], seed=0))
     [3, 5, 7]
@@ -109,13 +112,23 @@ class SubsetRandomSampler(SeededSampler[int]):
 
     def __init__(self, indices: Any, generator: Any = None, *, seed: int | None = None) -> None:
         super().__init__(seed=seed, generator=generator)
-        self.indices = integer_indices(indices)
+        self.indices = indices
+
+    @property
+    def indices(self) -> IndexArray:
+        """The indices that are put in order."""
+        return self._indices
+
+    @indices.setter
+    def indices(self, indices: Any) -> None:
+        self._indices = integer_indices(indices)
+        self._indices.flags.writeable = False
 
     def __len__(self) -> int:
         return len(self.indices)
 
     def order(self, seed: int, epoch: int) -> Order:
-        return PickedOrder(self.indices, ShuffledOrder(len(self), seed, epoch))
+        return PickedOrder(self._indices, ShuffledOrder(len(self), seed, epoch))
 
     def identity(self) -> str:
         return f"SubsetRandomSampler({len(self)}, {digest(self.indices)})"

@@ -14,7 +14,7 @@ from agnoload.samplers.classes import Groups
 from agnoload.samplers.order import BatchOrder, BatchTail, Order, inside_a_batch
 from agnoload.samplers.permutation import ShuffledOrder
 from agnoload.samplers.rounds import ARRAY_BELOW
-from agnoload.samplers.sampler import SeededSampler
+from agnoload.samplers.sampler import Fixed, SeededSampler
 from agnoload.seeding import Purpose, Rewinder
 from agnoload.words import number_of
 
@@ -44,6 +44,12 @@ class BucketBatchSampler(SeededSampler[list[int]]):
     """
 
     yields_batches = True
+    lengths = Fixed[Any]()
+    batch_size = Fixed[int | None]()
+    max_tokens = Fixed[int | None]()
+    shuffle = Fixed[bool]()
+    drop_last = Fixed[bool]()
+    largest_first = Fixed[bool]()
 
     def __init__(
         self,
@@ -72,6 +78,7 @@ class BucketBatchSampler(SeededSampler[list[int]]):
         self.shuffle = flag("shuffle", shuffle)
         self.drop_last = bool(drop_last)
         self.largest_first = flag("largest_first", largest_first)
+        self.lengths = lengths
         self.groups = Groups("lengths", lengths)
         names = self.groups.names
         if names.dtype.kind not in "iu" or names[0] < 0:

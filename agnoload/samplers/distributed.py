@@ -16,7 +16,7 @@ from agnoload.protocols import IndexArray
 from agnoload.ranks import check_rank, rank_and_world
 from agnoload.samplers.basic import RandomSampler, SequentialSampler
 from agnoload.samplers.order import BatchOrder, Order
-from agnoload.samplers.sampler import AroundSampler, SeededSampler, is_sampler, is_transparent
+from agnoload.samplers.sampler import AroundSampler, Fixed, SeededSampler, is_sampler, is_transparent
 from agnoload.words import brief, number_of
 
 Tail = Literal["pad", "drop", "keep"]
@@ -41,6 +41,8 @@ class DistributedSampler(AroundSampler[Any]):
 
     default_seed = 0
     is_split = True
+    dataset = Fixed[Any]()
+    shuffle = Fixed[bool]()
 
     def __init__(
         self,
@@ -59,7 +61,7 @@ class DistributedSampler(AroundSampler[Any]):
             raise OptionError(f"drop_last=True means tail='drop', got tail={tail!r}: give one of them")
         self.tail: Tail = tail or ("drop" if drop_last else "pad")
         self.shuffle = flag("shuffle", shuffle)
-        self.sampler = dataset_or_sampler
+        self.dataset = self.sampler = dataset_or_sampler
         if hasattr(dataset_or_sampler, "split_by_rank"):
             raise OptionError(f"a stream is split by its own split_by_rank(), got {dataset_or_sampler!r}")
         if not is_sampler(dataset_or_sampler):
@@ -72,6 +74,17 @@ class DistributedSampler(AroundSampler[Any]):
         self._given = (rank, num_replicas)
         self._warned = False
         self._find_rank(None)
+
+    @property
+    def num_samples(self) -> int:
+        """The number of items of an epoch on this rank."""
+        return len(self)
+
+    @property
+    def total_size(self) -> int:
+        """The number of items of an epoch on all ranks, with those that `tail="pad"` adds."""
+        items = len(self.sampler)
+        return sum(share(items, rank, self.num_replicas, self.tail) for rank in range(self.num_replicas))
 
     @property
     def drop_last(self) -> bool:

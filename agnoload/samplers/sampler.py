@@ -18,6 +18,7 @@ from agnoload.samplers.order import BLOCK, BatchOrder, Order
 from agnoload.seeding import check_seed, draw_from, draw_seed
 from agnoload.words import counted
 
+T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
@@ -43,6 +44,26 @@ class Sampler(Generic[T_co]):
 
     def __repr__(self) -> str:
         return counted(self)
+
+
+class Fixed(Generic[T]):
+    """An attribute of a sampler that its constructor sets: to set it later is an error, since it would not count."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, sampler: Any, owner: type | None = None) -> T:
+        if sampler is None:
+            return self  # type: ignore[return-value]
+        try:
+            return vars(sampler)[self._name]  # type: ignore[no-any-return]
+        except KeyError:
+            raise AttributeError(f"{type(sampler).__name__} has no {self._name} yet") from None
+
+    def __set__(self, sampler: Any, value: T) -> None:
+        if vars(sampler).get(self._name, value) is not value:  # a subclass may keep what it passes on
+            raise AttributeError(f"{self._name} of a {type(sampler).__name__} cannot be changed: make a new sampler")
+        vars(sampler)[self._name] = value
 
 
 class SeededSampler(Sampler[T_co]):

@@ -12,7 +12,7 @@ from agnoload.errors import OptionError
 from agnoload.protocols import IndexArray
 from agnoload.samplers.basic import DRAWS, ChunkedOrder
 from agnoload.samplers.order import ArrayOrder, Order
-from agnoload.samplers.sampler import SeededSampler, digest, vector
+from agnoload.samplers.sampler import Fixed, SeededSampler, digest, vector
 from agnoload.seeding import Purpose, generator
 from agnoload.words import number_of
 
@@ -24,16 +24,21 @@ class WeightedRandomSampler(SeededSampler[int]):
     """`num_samples` indices drawn in proportion to `weights`; one with weight 0 is never drawn.
 
     With `replacement` each draw is independent: a binary search in the running sum of the weights, which takes 8 bytes
-    a weight. Without, each draw is among what is left ("successive sampling"), by the keys of Efraimidis and Spirakis,
-    "Weighted random sampling with a reservoir", 2006; that takes 16 bytes a weight, and the weights are kept. All in
+    a weight beside a copy of the weights. Without, each draw is among what is left ("successive sampling"), by the keys
+    of Efraimidis and Spirakis, "Weighted random sampling with a reservoir", 2006; that takes 16 bytes a weight. All in
     float64, with no limit on their number. `OptionError` for weights that are negative, not finite or all 0, and for
     more distinct draws than there are weights above 0.
+
+    `weights` can be set, to as many others: they count from the next epoch on. The array that it gives is read-only.
 
     >>> sampler = WeightedRandomSampler([0.0, 1.0, 3.0], 1000, seed=0)
     >>> drawn = list(sampler)
     >>> drawn.count(0), 700 < drawn.count(2) < 800
     (0, True)
     """
+
+    num_samples = Fixed[int]()
+    replacement = Fixed[bool]()
 
     def __init__(
         self,
@@ -47,18 +52,28 @@ class WeightedRandomSampler(SeededSampler[int]):
         super().__init__(seed=seed, generator=generator)
         self.replacement = flag("replacement", replacement)
         self.num_samples = positive("num_samples", num_samples)
-        array = _checked(weights)
-        self.data_length = len(array)
-        if replacement:
-            self._table: Floats = _running_sum(array)
-            return
+        self.weights = weights
+
+    @property
+    def weights(self) -> npt.NDArray[Any]:
+        """The weights, one for each index."""
+        return self._weights
+
+    @weights.setter
+    def weights(self, weights: Any) -> None:
+        array = _checked(weights).copy()
+        if self.data_length not in (None, len(array)):
+            raise OptionError(f"weights must be {self.data_length}, as before, got {len(array)}: make a new sampler")
         drawable = int(np.count_nonzero(array))
-        if self.num_samples > drawable:
+        if not self.replacement and self.num_samples > drawable:
             raise OptionError(
                 f"num_samples must be at most the number of weights above 0 when replacement is False, got num_samples "
                 f"{self.num_samples} and {drawable} such weights: draw fewer, or with replacement"
             )
-        self._table = array.astype(np.float64, copy=False)
+        array.flags.writeable = False
+        self._weights = array
+        self._table: Floats = _running_sum(array) if self.replacement else array.astype(np.float64, copy=False)
+        self.data_length = len(array)
 
     def __len__(self) -> int:
         return self.num_samples

@@ -16,7 +16,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from agnoload import seeding
 from agnoload.arguments import integer
 from agnoload.errors import SampleStopped, StateError
-from agnoload.saved import FARTHEST, fields, whole
+from agnoload.saved import FARTHEST, fields, shown, whole
 from agnoload.words import name_of
 from agnoload.worker_info import peek_worker_info
 
@@ -209,7 +209,7 @@ def go_back(thing: Any, state: Any) -> None:
         thing.load_state_dict(copy.deepcopy(state))
     except Exception as error:
         raise StateError(
-            f"{type(thing).__name__} must take what its state_dict() gave, but load_state_dict({state!r:.200}) raised "
+            f"{type(thing).__name__} must take what its state_dict() gave, but load_state_dict({shown(state)}) raised "
             f"{type(error).__name__}: {error}"
         ) from error
 

@@ -12,7 +12,7 @@ import numpy as np
 from agnoload.arguments import flag, integer, members, word
 from agnoload.datasets.base import length_of
 from agnoload.errors import OptionError, StateError
-from agnoload.saved import FARTHEST, fields, items, whole
+from agnoload.saved import FARTHEST, fields, items, shown, whole
 from agnoload.seeding import Purpose, check_seed, generator
 from agnoload.streams.base import IterableDataset, RowsStream, seed_and_epoch
 from agnoload.streams.cursor import Cursor, CursorStream, Opening, is_stream, open_stream
@@ -134,7 +134,7 @@ class _MixtureCursor(Cursor):
         self._again = [whole(number, "again", (1 << 31) - 1) for number in items(again, "again", count)]
         self._ended: list[bool] = items(ended, "ended", count)
         if not all(isinstance(end, bool) for end in self._ended):
-            raise StateError(f"ended in a state must be bools, got {ended!r:.200}")
+            raise StateError(f"ended in a state must be bools, got {shown(ended)}")
         self._fresh = [inner is None for inner in states]
         self._sources = [self._open(number, inner) for number, inner in enumerate(states)]
         self._choices = _choices(mixture, opening, *items(choices, "the choices of a mixture", 2))
@@ -275,10 +275,10 @@ def _choices(mixture: Mixture[Any], opening: Opening, place: int, owed: list[int
     if owed is not None:
         items(owed, "what a mixture owes", len(mixture.datasets))
         if not all(type(share) is int for share in owed) or sum(owed) != 0:
-            raise StateError(f"what a mixture owes in a state must be ints that add up to 0, got {owed!r:.200}")
+            raise StateError(f"what a mixture owes in a state must be ints that add up to 0, got {shown(owed)}")
     if (owed is None) != (mixture.per == "sample") and place:
         raise StateError(
-            f"the state of a mixture must have been saved with per={mixture.per!r}, got one where {owed!r:.200} is owed"
+            f"the state of a mixture must have been saved with per={mixture.per!r}, got one where {shown(owed)} is owed"
         )
     if mixture.per == "sample":
         return _Drawn(mixture, opening, place)

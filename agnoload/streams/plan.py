@@ -8,12 +8,13 @@ the end of a lane is kept, and merged in the order of the lanes once all have en
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, defaultdict, deque
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Literal, NamedTuple, get_args
 
 from agnoload.errors import AgnoloadError, StateError
-from agnoload.saved import FARTHEST, MOST_RANKS, fields, items, whole
+from agnoload.saved import FARTHEST, MOST_RANKS, fields, items, same, shown, whole
 from agnoload.streams.base import first_states
 from agnoload.streams.read import Portion, layout_of
 
@@ -78,7 +79,8 @@ class StreamPlan:
     """Plans one epoch of a stream: `next`, `arrived`, `delivered`, at the end `rest`, and `state` at any time.
 
     `size` is the batch size (1 where samples are not batched). `state` is what another plan's `state()` gave, with any
-    number of workers. `self_sharded` and `rank` as for `StreamReader`.
+    number of workers. `self_sharded` and `rank` as for `StreamReader`. `each` is given where batches are delivered as
+    they come: no worker then owes more than so many, and no lane waits for another, so a slow worker holds up no other.
 
     A loader asks for what `next()` gives, as far ahead as it likes (None: nothing for now); calls `arrived(request,
     portion)` for each answer, in any order; delivers each that has samples; and calls `delivered(request)` when the
@@ -95,6 +97,7 @@ class StreamPlan:
         self_sharded: bool = False,
         rank: int | None = None,
         state: dict[str, Any] | None = None,
+        each: int | None = None,
     ) -> None:
         self._layout = layout_of(stream, rank)
         self._size = size
@@ -105,11 +108,15 @@ class StreamPlan:
         self._turn = 0
         self._merged = 0
         self._ahead: set[tuple[int, int]] = set()
-        self._entries: deque[_Entry] = deque()
+        self._each = each
+        self._queues: defaultdict[int, deque[_Entry]] = defaultdict(deque)
+        """What is under way, in the order of asking: in one queue, or in one for each lane."""
         self._waiting: dict[StreamRequest, _Entry] = {}
         self._over = False
-        if state is not None:
-            self._restore(state)
+        self.saved_here = False
+        """Whether the state that it goes on from was saved on as many ranks."""
+        self.resumed = state is not None and self._restore(state)
+        """Whether some of it was delivered before."""
         self.start: dict[str, Any] = {**self.state(), "first": first_states(stream)}
         """Where this plan begins: what its readers are given."""
 
@@ -120,6 +127,11 @@ class StreamPlan:
     def lanes(self) -> int:
         """The number of lanes, 0 for a stream without shards; more workers than lanes have nothing to do."""
         return self._layout.lanes
+
+    @property
+    def rank(self) -> int | None:
+        """Which rank this is in a stream that is split sample by sample, so that a state is good for all ranks."""
+        return self._layout.first if self._layout.stride > 1 and self._layout.share is None else None
 
     @property
     def replays(self) -> bool:
@@ -137,19 +149,18 @@ class StreamPlan:
     @property
     def finished(self) -> bool:
         """Whether all samples but those of `rest` are delivered: what has not arrived yet cannot hold any."""
-        return self._over and all(entry.delivered for entry in self._entries if entry.portion and entry.portion.samples)
+        under_way = chain.from_iterable(self._queues.values())
+        return self._over and all(entry.delivered for entry in under_way if entry.portion and entry.portion.samples)
 
     def next(self) -> StreamRequest | None:
         """What to ask for next; None if nothing, now or ever."""
-        while not all(lane.ended for lane in self._lanes):
-            number, lane = self._turn, self._lanes[self._turn]
-            self._turn = (self._turn + 1) % len(self._lanes)
-            if lane.ended:
-                continue
+        while (number := self._next_lane()) is not None:
+            lane = self._lanes[number]
+            self._turn = (number + 1) % len(self._lanes)
             request = self._request(number, lane.asked)
             lane.asked += 1
             entry = _Entry(request)
-            self._entries.append(entry)
+            self._queue(request).append(entry)
             place = self._place(request)
             if (number, place) not in self._ahead:
                 self._waiting[request] = entry
@@ -157,8 +168,20 @@ class StreamPlan:
             self._ahead.discard((number, place))
             entry.delivered = True  # by the loader whose state this plan began with
             entry.after = place + self._size
-            self._settle()
+            self._settle(request)
         return None
+
+    def _next_lane(self) -> int | None:
+        """The first lane from `_turn` on that has not ended, of a worker that does not owe enough already."""
+        lanes, each = self._lanes, self._each
+        owed = None if each is None or len(lanes) == 1 else Counter(request.owner for request in self._waiting)
+        for number in chain(range(self._turn, len(lanes)), range(self._turn)):
+            if not lanes[number].ended and (owed is None or each is None or owed[number % self._workers] < each):
+                return number
+        return None
+
+    def _queue(self, request: StreamRequest) -> deque[_Entry]:
+        return self._queues[0 if self._each is None else self._lane_of(request)]
 
     def _request(self, lane: int, turn: int) -> StreamRequest:
         if self._kind == "stream":
@@ -186,19 +209,24 @@ class StreamPlan:
                 "the stream splits itself in some workers and not in others: ask get_worker_info() in all of them, "
                 "before the first sample, or in none"
             )
-        self._settle()
+        self._settle(request)
 
     def _divide(self) -> None:
         """The stream turns out to split itself: every worker has a lane of its own."""
-        if any(entry.settled for entry in self._entries) or self._lanes[0].count:
+        entries = self._queues.pop(0)
+        if any(entry.settled for entry in entries) or self._lanes[0].count:
             raise AgnoloadError("the stream splits itself over the workers, but has not done so from its start")
         asked = self._lanes[0].asked
         self._kind = "workers"
         self._lanes = [_Lane(asked=len(range(worker, asked, self._workers))) for worker in range(self._workers)]
         self._turn = asked % self._workers
+        for entry in entries:
+            self._queue(entry.request).append(entry)
 
-    def _settle(self) -> None:
-        for entry in self._entries:
+    def _settle(self, request: StreamRequest) -> None:
+        """Draw conclusions about the queue of this request, where all before it has arrived."""
+        entries = self._queue(request)
+        for entry in entries:
             if not entry.settled:
                 if entry.portion is None and not entry.delivered:
                     break
@@ -206,8 +234,8 @@ class StreamPlan:
                     self._conclude(entry, entry.portion)
                 entry.settled = True
         self._over = all(lane.ended for lane in self._lanes)
-        while self._entries and self._entries[0].done:
-            self._pass(self._entries.popleft())
+        while entries and entries[0].done:
+            self._pass(entries.popleft())
 
     def _conclude(self, entry: _Entry, portion: Portion) -> None:
         lane = self._lanes[self._lane_of(entry.request)]
@@ -231,11 +259,11 @@ class StreamPlan:
 
     def delivered(self, request: StreamRequest) -> None:
         """The user has the batch of this request."""
-        for entry in self._entries:
+        for entry in self._queue(request):
             if entry.request == request:
                 entry.delivered = True
                 break
-        self._settle()
+        self._settle(request)
 
     def rest(self) -> list[Rest]:
         """What was left over at the ends of the lanes, merged in their order and cut into batches; once `over`."""
@@ -256,12 +284,11 @@ class StreamPlan:
 
     def state(self) -> dict[str, Any]:
         """What was delivered until now: JSON, as far as the stream's own state is."""
-        undone = next((entry for entry in self._entries if not entry.done), None)
+        entries = list(chain.from_iterable(self._queues.values()))
+        undone = next((entry for entry in entries if not entry.done), None)
         # What held no samples must be asked for again: it tells of the end of a lane, and what is left there.
         delivered = [
-            entry.request
-            for entry in self._entries
-            if entry.delivered and (entry.portion is None or entry.portion.samples)
+            entry.request for entry in entries if entry.delivered and (entry.portion is None or entry.portion.samples)
         ]
         ahead = self._ahead | {(self._lane_of(request), self._place(request)) for request in delivered}
         return {
@@ -277,25 +304,26 @@ class StreamPlan:
         }
 
     def _compare(self, what: str, saved: Any, here: Any) -> None:
-        if repr(saved) != repr(here):  # so that 1 is not True
+        if not same(saved, here):
             raise StateError(
-                f"the state of a stream must be used with the same {what}: {saved} was saved, here is {here}"
+                f"the state of a stream must be used with the same {what}: {shown(saved)} was saved, here is {here}"
             )
 
-    def _restore(self, state: dict[str, Any]) -> None:
+    def _restore(self, state: dict[str, Any]) -> bool:
+        """Go on where a state was taken; whether that is behind the start."""
         kind, saved_lanes, turn, merged, saved_ahead, size, world, share, shards = fields(
             state, "stream", "kind", "lanes", "turn", "merged", "ahead", "size", "world", "share", "shards"
         )
         lanes = [_saved_lane(lane) for lane in items(saved_lanes, "lanes")]
         if kind not in get_args(Kind) or not lanes:
-            raise StateError(f"a stream's state must have a kind of {get_args(Kind)} and lanes, got {state!r:.400}")
+            raise StateError(f"a stream's state must have a kind of {get_args(Kind)} and lanes, got {shown(state)}")
         whole(turn, "turn", len(lanes) - 1)
         whole(merged, "merged", FARTHEST)
         if not whole(size, "size") or not whole(world, "world", MOST_RANKS):
             raise StateError(f"size and world in a stream's state must be at least 1, got {size} and {world}")
         ahead = {_saved_ahead(pair, lanes, size) for pair in items(saved_ahead, "ahead")}
         if not any(lane.count for lane in lanes) and not ahead and not merged:
-            return  # nothing was delivered: whoever saved it, all begins
+            return False  # nothing was delivered: whoever saved it, all begins
         if kind == "workers" and self._kind == "stream":
             self._kind = "workers"  # it will turn out so
         if kind != self._kind or len(lanes) != self._width():
@@ -314,6 +342,8 @@ class StreamPlan:
                 f"here are batches of {self._size} on {self._layout.stride}: go on as it was"
             )
         self._lanes, self._turn, self._merged, self._ahead = lanes, turn, merged, ahead
+        self.saved_here = world == self._layout.stride
+        return True
 
 
 def _saved_lane(lane: Any) -> _Lane:

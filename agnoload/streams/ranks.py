@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import partial
+from itertools import accumulate
 from typing import Any, NamedTuple, TypeVar, get_args
 
 from agnoload import seeding
@@ -66,6 +67,8 @@ class RankStream(DerivedStream[T_co]):
         self.uneven: Uneven = word("uneven", uneven, get_args(Uneven))
         self._given = None if rank is None or world_size is None else check_rank(rank, world_size, "split_by_rank")
         self._found = rank_and_world() if self._given is None else self._given
+        self._known: tuple[Any, list[int]] | None = None
+        """The heads of the shards in a pass: see `_heads`."""
         if uneven != "keep" and num_shards_of(source):
             _shard_length(source, 0)
 
@@ -100,8 +103,7 @@ class RankStream(DerivedStream[T_co]):
             return self._filler()
         shard = as_stream(shard_of(self.source, own[number]))
         if self.uneven == "stop":
-            before = sum(_shard_length(self.source, shard) for shard in own[:number])
-            return HeadStream(shard, max(0, min(self._lengths()) - before))
+            return HeadStream(shard, self._heads()[number])
         return MappedStream(shard, partial(_flagged, True)) if self.uneven == "pad" else shard
 
     def _filler(self) -> Iterable[Any]:
@@ -116,9 +118,27 @@ class RankStream(DerivedStream[T_co]):
 
     def _lengths(self) -> list[int]:
         """How many samples each rank has."""
-        world, number = self.world_size, num_shards_of(self.source) or 0
-        lengths = [_shard_length(self.source, shard) for shard in range(number)]
-        return [sum(lengths[rank::world]) for rank in range(world)]
+        return self._sums(self._shard_lengths())
+
+    def _sums(self, lengths: list[int]) -> list[int]:
+        return [sum(lengths[rank :: self.world_size]) for rank in range(self.world_size)]
+
+    def _shard_lengths(self) -> list[int]:
+        return [_shard_length(self.source, shard) for shard in range(num_shards_of(self.source) or 0)]
+
+    def _heads(self) -> list[int]:
+        """For each own shard, how many samples are left when it begins, until the shortest rank ends.
+
+        Found out once a pass: to ask for a length may be to open a shard.
+        """
+        context = seeding.current()
+        key = self._found, None if context is None else (context.seed, context.epoch)
+        if self._known is None or self._known[0] != key:
+            lengths = self._shard_lengths()
+            shortest = min(self._sums(lengths))
+            before = accumulate(lengths[self.rank :: self.world_size], initial=0)
+            self._known = key, [max(0, shortest - passed) for passed in before]
+        return self._known[1]
 
     def __len__(self) -> int:
         sharded = num_shards_of(self.source) is not None
@@ -135,6 +155,7 @@ class RankStream(DerivedStream[T_co]):
         return {"keep": own, "stop": min(lengths)}.get(self.uneven, max(lengths))
 
     def cursor(self, opening: Opening) -> Cursor:
+        self._known = None
         if num_shards_of(self.source) is not None:
             return ShardsCursor(self, range(self.num_shards), opening).caught_up()
         return _RankCursor(self, opening)
@@ -155,6 +176,8 @@ class _RankCursor(Cursor):
         self._head: list[Any] = []
         self._ended = False
         """The source has: it is not asked again, nor where it stands. It may have gone back to its start."""
+        self.others = False
+        """It has ended with samples for ranks before this one."""
 
     @property
     def deferred(self) -> bool:  # type: ignore[override]
@@ -167,6 +190,7 @@ class _RankCursor(Cursor):
         if self._rank < len(drafts) and (self._uneven != "stop" or len(drafts) == self._world):
             return drafts[self._rank], True
         if not drafts or not self._repeats:
+            self.others |= self._uneven == "keep" and bool(drafts)
             raise StopIteration
         return self._head[(self._rank - len(drafts)) % len(self._head)], False
 
@@ -195,6 +219,11 @@ class _RankCursor(Cursor):
     def state(self) -> Any:
         # What is repeated would have to be saved, too.
         return None if self._repeats or self._ended else self._source.state()
+
+
+def has_others(cursor: Cursor) -> bool:
+    """Whether a run has ended where other ranks have samples that this one has not."""
+    return getattr(cursor, "others", False) or any(map(has_others, cursor.inside()))
 
 
 class HeadStream(DerivedStream[T_co]):

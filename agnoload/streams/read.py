@@ -19,7 +19,7 @@ from agnoload.errors import AgnoloadError, StateError
 from agnoload.ranks import rank_and_world
 from agnoload.streams.base import all_parts_of, first_states, lanes_of
 from agnoload.streams.cursor import Cursor, Opening, ShardsCursor, is_stream, num_shards_of, open_stream, tell_epoch
-from agnoload.streams.ranks import split_of
+from agnoload.streams.ranks import has_others, split_of
 from agnoload.worker_info import peek_worker_info
 
 FINISHING = 1 << 31
@@ -53,6 +53,8 @@ class Portion(NamedTuple):
     """Where the lane stands behind this batch; None if the stream cannot say."""
     self_sharded: bool
     """The stream splits itself over the workers."""
+    others: bool = False
+    """At the end: ranks before this one have a sample more, behind where reading began."""
 
 
 class Layout(NamedTuple):
@@ -158,7 +160,7 @@ class StreamReader:
         finally:
             if self._info is not None:
                 self._info.on_asked = None
-        return self._portion(track, lane, wanted, drafts)
+        return self._portion(track, lane, wanted, drafts, size)
 
     def close(self) -> None:
         """Let go of all that is open; only a new reader reads on."""
@@ -271,7 +273,7 @@ class StreamReader:
             return place * self._workers + self._worker, self._workers, rank
         return layout.first + place * layout.stride, layout.stride, layout.rank
 
-    def _portion(self, track: _Track, lane: int, place: int, drafts: list[Any]) -> Portion:
+    def _portion(self, track: _Track, lane: int, place: int, drafts: list[Any], size: int) -> Portion:
         merged = self._layout.lanes or self._self_sharded
         key = self._own(lane, place)
         if track.ended and self._drop_last and not merged:
@@ -281,7 +283,9 @@ class StreamReader:
         if track.ended and merged:
             samples, left = [], samples
         state = None if track.ended else track.cursor.state()
-        return Portion(samples, track.ended, left, len(drafts), *key, state, self._self_sharded)
+        more = track.place + 1 - track.start >= (size if self._drop_last else 1)  # rank 0 has one sample more
+        others = track.ended and more and has_others(track.cursor)
+        return Portion(samples, track.ended, left, len(drafts), *key, state, self._self_sharded, others)
 
     def _finish(self, cursor: Cursor, drafts: list[Any], first: int, stride: int, rank: int) -> list[Any]:
         if not drafts:

@@ -1,4 +1,4 @@
-"""A loader can be pickled and copied: its options and its place go along, workers and iterators do not."""
+"""A loader can be pickled and copied: its options and its epoch go along, its place in it, workers and iterators not."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ ODD = [[1, 3], [5]]
         {"batch_size": 4, "num_workers": 2, "multiprocessing_context": "spawn"},
     ],
 )
-def test_a_loader_travels_with_its_options_and_goes_on_where_it_stood(travel: Any, options: dict[str, Any]) -> None:
+def test_a_loader_travels_with_its_options_and_begins_the_epoch(travel: Any, options: dict[str, Any]) -> None:
     loader = DataLoader(range(10), **options)
     iterator = iter(loader)
-    next(iterator)
+    first = next(iterator)
     other = travel(loader)
-    rest = [batch.tolist() if hasattr(batch, "tolist") else batch for batch in iterator]
+    whole = [batch.tolist() if hasattr(batch, "tolist") else batch for batch in (first, *iterator)]
     found = [batch.tolist() if hasattr(batch, "tolist") else batch for batch in other]
-    assert found == rest
+    assert found == whole
     assert other.seed == loader.seed
     assert other.num_workers == loader.num_workers
     assert other.timeout == loader.timeout
