@@ -416,7 +416,8 @@ class Fetcher:
         """Whether to leave a sample of a stream out; another one cannot be asked for."""
         action = self._on_error(error, position) if callable(self._on_error) else self._on_error
         if action == "skip":
-            self._failures.append(Failure(position, one_line(error)))
+            notes = attributes_of(error).get("__notes__", ())  # which record of which file
+            self._failures.append(Failure(position, "; ".join([one_line(error), *notes])))
             return True
         if action == "replace":
             add_note(error, "on_error='replace' needs a dataset with indices: use 'skip' for a stream")

@@ -154,6 +154,11 @@ def _is_stream(dataset: Any, sampled: bool) -> bool:
     """Whether a dataset is iterated rather than indexed."""
     if isinstance(dataset, type):
         raise OptionError(f"dataset must be an object, got a class: make one of it, {dataset.__name__}(...)")
+    if isinstance(dataset, (str, bytes)):
+        raise OptionError(
+            f"dataset must hold samples, got the {type(dataset).__name__} {dataset!r:.80}: for the lines of a file give "
+            "agnoload.FileStream([path], agnoload.read_lines)"
+        )
     if is_stream(dataset):
         return True
     if hasattr(dataset, "__getitem__"):

@@ -4,7 +4,15 @@
 `files`: what else is made of streams. `read` and `plan`: a worker's and the loader's side.
 """
 
-from agnoload.streams.base import ChainDataset, FilteredStream, IterableDataset, MappedStream, first_states, need_length
+from agnoload.streams.base import (
+    ChainDataset,
+    FilteredStream,
+    IterableDataset,
+    MappedStream,
+    first_states,
+    need_length,
+    part_without_state,
+)
 from agnoload.streams.cursor import go_back, is_indexed, is_stream, length_or_none
 from agnoload.streams.files import FileStream, read_lines, read_npy, read_npz, read_parquet, read_tar
 from agnoload.streams.mixture import Mixture
@@ -34,6 +42,7 @@ __all__ = [
     "is_stream",
     "length_or_none",
     "need_length",
+    "part_without_state",
     "read_lines",
     "read_npy",
     "read_npz",

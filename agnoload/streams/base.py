@@ -25,6 +25,7 @@ from agnoload.streams.cursor import (
     is_stateful,
     is_stream,
     length_or_none,
+    note_where,
     num_shards_of,
     open_stream,
     shard_length_of,
@@ -161,6 +162,7 @@ class _MapCursor(Cursor):
         self._source = source
         self._function = function
         self.take = source.take  # type: ignore[method-assign]
+        self.where = source.where  # type: ignore[method-assign]
         self.state = source.state  # type: ignore[method-assign]
 
     def inside(self) -> Iterable[Cursor]:
@@ -203,9 +205,20 @@ class _FilterCursor(Cursor):
 
     def take(self) -> Any:
         while True:
-            sample = self._source.finish(self._source.take())
-            if applied(self._function, sample):
-                return sample
+            draft = self._source.take()
+            try:
+                sample = self._source.finish(draft)
+                if applied(self._function, sample):
+                    return draft, sample
+            except Exception as error:
+                note_where(error, self._source, draft)
+                raise
+
+    def finish(self, draft: Any) -> Any:
+        return draft[1]
+
+    def where(self, draft: Any) -> str:
+        return self._source.where(draft[0])
 
 
 class ChainDataset(CursorStream[T_co], IterableDataset[T_co]):
@@ -296,6 +309,10 @@ class _ChainCursor(Cursor):
         cursor, inner = draft
         return cursor.finish(inner)
 
+    def where(self, draft: Any) -> str:
+        cursor, inner = draft
+        return str(cursor.where(inner))
+
     def state(self) -> Any:
         if self._fresh:
             return [self._part, None]
@@ -351,6 +368,15 @@ def all_parts_of(stream: Any) -> Iterator[Any]:
         part = waiting.pop()
         waiting += parts_of(part)
         yield part
+
+
+def part_without_state(stream: Any) -> Any:
+    """What a stream is made of that cannot say where it stands, as far as that shows before it is read."""
+    for part in all_parts_of(stream):
+        ours = isinstance(part, CursorStream) and type(part).__iter__ is CursorStream.__iter__
+        if is_stream(part) and not (ours and part.keeps_place) and num_shards_of(part) is None and not is_stateful(part):
+            return part
+    return stream
 
 
 def first_states(stream: Any, known: list[FirstState] | None = None) -> list[FirstState]:

@@ -15,7 +15,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from agnoload import seeding
 from agnoload.arguments import integer
-from agnoload.errors import SampleStopped, StateError
+from agnoload.errors import SampleStopped, StateError, add_note
 from agnoload.saved import FARTHEST, fields, whole
 from agnoload.words import name_of
 from agnoload.worker_info import peek_worker_info
@@ -62,6 +62,10 @@ class Cursor(Iterator[Any]):
         """The sample of a draft, in any order."""
         return draft
 
+    def where(self, draft: Any) -> str:
+        """What a person would look up to find the record that a draft is of; empty if it cannot say."""
+        return ""
+
     def state(self) -> Any:
         """Where the run stands: behind the last draft. None if it cannot say."""
         return None
@@ -76,11 +80,26 @@ class Cursor(Iterator[Any]):
             cursor.close()
 
     def __next__(self) -> Any:
-        return self.finish(self.take())
+        draft = self.take()
+        try:
+            return self.finish(draft)
+        except Exception as error:
+            note_where(error, self, draft)
+            raise
+
+
+def note_where(error: Exception, cursor: Cursor, draft: Any) -> None:
+    """Say in an error which record it is about."""
+    where = cursor.where(draft)
+    if where:
+        add_note(error, where)
 
 
 class CursorStream(Generic[T_co]):
     """What the streams of this library are: read by a cursor of their own, unless a subclass defines `__iter__`."""
+
+    keeps_place: bool = True
+    """Whether its cursor says where it stands, if that of its source does."""
 
     def cursor(self, opening: Opening) -> Cursor:
         """Begin a run."""
@@ -322,6 +341,10 @@ class ShardsCursor(Cursor):
     def finish(self, draft: Any) -> Any:
         cursor, inner = draft
         return cursor.finish(inner)
+
+    def where(self, draft: Any) -> str:
+        cursor, inner = draft
+        return str(cursor.where(inner))
 
     def state(self) -> dict[str, Any]:
         inner = self._inner.state() if self._inner is not None and self._taken else None

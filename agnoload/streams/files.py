@@ -65,6 +65,13 @@ class FileStream(IterableDataset[T_co]):
         for path in self.paths:
             if not isinstance(path, (str, os.PathLike)):
                 raise OptionError(f"the paths of a FileStream must be str or os.PathLike, got {path!r}")
+            if "*" in os.fsdecode(path) and not os.path.exists(path):
+                raise OptionError(
+                    f"the paths of a FileStream must be those of files, got the pattern {os.fspath(path)!r}: give "
+                    "sorted(glob.glob(pattern))"
+                )
+        if not self.paths:
+            raise OptionError("FileStream needs at least one path, got none: does the pattern match, is the folder right?")
         if not callable(reader):
             raise OptionError(f"the reader of a FileStream must be a function of a path, got {reader!r}")
         self.reader = reader
@@ -113,10 +120,17 @@ class _FileCursor(Cursor):
         except StopIteration:
             raise
         except Exception as error:
-            add_note(error, f"while sample {self._taken} of {os.fspath(self._path)} was read")
+            add_note(error, self.where((self._taken, None)))
             raise
-        self._taken += 1
-        return sample
+        taken = self._taken
+        self._taken = taken + 1
+        return taken, sample
+
+    def finish(self, draft: Any) -> Any:
+        return draft[1]
+
+    def where(self, draft: Any) -> str:
+        return f"at record {draft[0] + 1} of {os.fspath(self._path)} (the first is record 1)"
 
     def inside(self) -> Iterable[Cursor]:
         return () if self._samples is None else (self._samples,)

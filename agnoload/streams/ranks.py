@@ -69,6 +69,10 @@ class RankStream(DerivedStream[T_co]):
         if uneven != "keep" and num_shards_of(source):
             _shard_length(source, 0)
 
+    @property
+    def keeps_place(self) -> bool:  # type: ignore[override]
+        return self.uneven not in ("pad", "repeat")  # what is repeated would have to be saved, too
+
     def settle(self, backend_world: tuple[int, int] | None) -> None:
         """Called by a loader with what its backend knows; what was given, or stands in the environment, goes first."""
         if self._given is None:
@@ -192,8 +196,10 @@ class _RankCursor(Cursor):
         sample = self._source.finish(inner)
         return (sample, real) if self._uneven == "pad" else sample
 
+    def where(self, draft: Any) -> str:
+        return self._source.where(draft[0])
+
     def state(self) -> Any:
-        # What is repeated would have to be saved, too.
         return None if self._repeats or self._ended else self._source.state()
 
 
@@ -222,6 +228,7 @@ class _HeadCursor(Cursor):
         self._left, inner = whole(state[0], "what is left of a share", stream.count), state[1]
         self._source = open_stream(stream.source, opening.inner(inner))
         self.finish = self._source.finish  # type: ignore[method-assign]
+        self.where = self._source.where  # type: ignore[method-assign]
 
     @property
     def deferred(self) -> bool:  # type: ignore[override]
