@@ -235,7 +235,7 @@ class Fetcher:
         """A sample's error, which says which one it was; remembered, for the account of what failed."""
         self._culprit = Failure(key, one_line(error))
         where = f"while index {key!r} was loaded (item {item} of batch {request.batch}, epoch {request.epoch})"
-        if isinstance(error, KeyError) and hasattr(self.dataset, "keys"):
+        if isinstance(error, KeyError) and isinstance(self.dataset, Mapping):
             where += ": this dataset is indexed by names; agnoload.ArrayDataset(**dataset) has a sample for each row"
         return _stopped(error, where)
 

@@ -8,6 +8,7 @@ import gzip
 import importlib
 import inspect
 import io
+import json
 import lzma
 import os
 import tarfile
@@ -43,8 +44,8 @@ class FileStream(IterableDataset[T_co]):
     order too. `lanes` files are read at once, by all workers together; the batches depend on it, so it belongs to the
     data and not to the machine. On resume only the files are opened that were open, and a reader with a parameter
     `start` begins at that sample: `reader(path, start=n)` leaves out the first n. Give a reader options by
-    `functools.partial`. `read_lines`, `read_npy`, `read_npz`, `read_tar` and `read_parquet` are such readers; they take
-    paths, and URLs (`s3://...`) where fsspec is installed. Give very many paths as a `PackedList`.
+    `functools.partial`. `read_lines`, `read_jsonl`, `read_npy`, `read_npz`, `read_tar` and `read_parquet` are such
+    readers; they take paths, and URLs (`s3://...`) where fsspec is installed. Give very many paths as a `PackedList`.
 
     >>> import tempfile, pathlib
     >>> folder = pathlib.Path(tempfile.mkdtemp())
@@ -71,7 +72,7 @@ class FileStream(IterableDataset[T_co]):
                     "sorted(glob.glob(pattern))"
                 )
         if not self.paths:
-            raise OptionError("FileStream needs at least one path, got none: does the pattern match, is the folder right?")
+            raise OptionError("FileStream needs at least one path, got none: is the pattern, or the folder, right?")
         if not callable(reader):
             raise OptionError(f"the reader of a FileStream must be a function of a path, got {reader!r}")
         self.reader = reader
@@ -198,6 +199,32 @@ def read_lines(path: Path, start: int = 0, encoding: str = "utf-8") -> Iterator[
             with io.TextIOWrapper(file, encoding, newline="\n") as text:
                 for words in islice(text, start, None):
                     yield words.removesuffix("\n").removesuffix("\r")
+
+
+def read_jsonl(path: Path, start: int = 0, encoding: str = "utf-8") -> Iterator[Any]:
+    """The records of a file with JSON in each line, a dict as a rule; also of one that is compressed, as `read_lines`.
+
+    Blank lines are no records. An error names the file and the line; to leave bad lines out, decode them in a map:
+    `FileStream(paths, read_lines).map(json.loads)`, in a loader with `on_error="skip"`.
+
+    >>> import tempfile, pathlib
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / "a.jsonl"
+    >>> _ = path.write_text('{"x": 1}\\n\\n{"x": 2}\\n')
+    >>> list(read_jsonl(path))
+    [{'x': 1}, {'x': 2}]
+    """
+    for number, line in enumerate(read_lines(path, encoding=encoding), 1):
+        if line.isspace() or not line:
+            continue
+        if start:
+            start -= 1
+            continue
+        try:
+            record = json.loads(line)
+        except ValueError as error:
+            add_note(error, f"in line {number} of {os.fspath(path)}")
+            raise
+        yield record
 
 
 def read_npy(path: Path, start: int = 0) -> Iterator[Any]:
@@ -331,9 +358,9 @@ def read_parquet(path: Path, start: int = 0, columns: list[str] | None = None) -
     """The rows of a Parquet file as dicts, through pyarrow.
 
     Numbers, dates, time stamps and durations are NumPy scalars of the column's type, time stamps with a zone in UTC
-    (`datetime64` knows no zones). Missing values are None. All else is what Python has for it: str, bytes, lists, dicts,
-    and `decimal.Decimal`, `datetime.time` and `uuid.UUID`, which `stream.map` must make numbers of before they are
-    batched. `columns`: only these. Row groups before `start` are not read.
+    (`datetime64` knows no zones). Missing values are None. All else is Python's own: str, bytes, lists, dicts, and
+    `decimal.Decimal`, `datetime.time` and `uuid.UUID`, which `stream.map` must make numbers of before they are batched.
+    `columns`: only these. Row groups before `start` are not read.
 
     >>> stream = FileStream(["a.parquet", "b.parquet"], read_parquet)
     >>> stream.num_shards

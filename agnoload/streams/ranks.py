@@ -105,7 +105,7 @@ class RankStream(DerivedStream[T_co]):
         shard = as_stream(shard_of(self.source, own[number]))
         if self.uneven == "stop":
             before = sum(_shard_length(self.source, shard) for shard in own[:number])
-            return HeadStream(shard, max(0, min(self._lengths()) - before))
+            return HeadStream(shard, max(0, min(self._lengths()) - before), full=True)
         return MappedStream(shard, partial(_flagged, True)) if self.uneven == "pad" else shard
 
     def _filler(self) -> Iterable[Any]:
@@ -115,7 +115,8 @@ class RankStream(DerivedStream[T_co]):
         repeated = self._own() if lengths[self.rank] else range(num_shards_of(self.source) or 0)
         times = -(-missing // max(1, sum(_shard_length(self.source, shard) for shard in repeated)))
         shards = [as_stream(shard_of(self.source, shard)) for _ in range(times) for shard in repeated]
-        filler: HeadStream[Any] = HeadStream(ChainDataset(shards), missing) if shards else HeadStream(iter(()), 0)
+        repeats = ChainDataset(shards) if shards else iter(())
+        filler: HeadStream[Any] = HeadStream(repeats, missing if shards else 0, full=True)
         return filler.map(partial(_flagged, False)) if self.uneven == "pad" else filler
 
     def _lengths(self) -> list[int]:
@@ -204,11 +205,12 @@ class _RankCursor(Cursor):
 
 
 class HeadStream(DerivedStream[T_co]):
-    """The first `count` samples of a stream."""
+    """The first `count` samples of a stream; `full`: it is known to have as many."""
 
-    def __init__(self, source: Any, count: int) -> None:
+    def __init__(self, source: Any, count: int, full: bool = False) -> None:
         super().__init__(source)
         self.count = count
+        self._full = full
 
     @property
     def num_shards(self) -> int:
@@ -216,10 +218,13 @@ class HeadStream(DerivedStream[T_co]):
 
     def __len__(self) -> int:
         length = length_or_none(self.source)
-        return self.count if length is None else min(self.count, length)
+        return self.count if self._full and length is None else min(self.count, need_length(self.source))
 
     def cursor(self, opening: Opening) -> Cursor:
         return _HeadCursor(self, opening)
+
+    def __repr__(self) -> str:
+        return f"{brief(self.source)}.take({self.count})"
 
 
 class _HeadCursor(Cursor):
