@@ -66,10 +66,11 @@ def default_collate(batch: Iterable[Any]) -> Any:
     """Make one batch of a list of samples: what a loader does when it has no `collate_fn`; for use inside your own.
 
     Arrays and numbers are stacked along a new first axis, into their common dtype as NumPy promotes them; mappings,
-    lists, tuples, named tuples and dataclasses keep their type and are batched field by field; strings and bytes become
-    lists; what is None in all samples stays None. Samples may hold any library's arrays. An int beyond int64 gives
-    uint64 or, beyond that, Python ints in an object array. Other sequences (`range`, `UserList`, `deque`) become lists. `CollateError` when shapes, keys or lengths differ, when a
-    field is None in some samples only, and for types that nobody registered (`register_collate`).
+    lists, tuples, named tuples and dataclasses keep their type and are batched field by field, and so are other
+    sequences (`range`, `UserList`, `deque`), as lists; strings and bytes become lists; what is None in all samples
+    stays None. Samples may hold any library's arrays. An int beyond int64 gives uint64 or, beyond that, Python ints in
+    an object array. `CollateError` when shapes, keys or lengths differ, when a field is None in some samples only, for
+    types that nobody registered (`register_collate`), and for what is no array but can be made one, such as an image.
 
     >>> default_collate([{"x": np.float32(1.5), "y": 3}, {"x": np.float32(2.5), "y": 4}])
     {'x': array([1.5, 2.5], dtype=float32), 'y': array([3, 4])}
