@@ -115,7 +115,7 @@ def open_stream(stream: Any, opening: Opening) -> Cursor:
         return stream.cursor(opening)
     number = num_shards_of(stream)
     if number is not None and not _has_iter(stream):
-        return ShardsCursor(stream, range(number), opening).caught_up()
+        return ShardsCursor(stream, range(number), opening).exact()
     return ForeignCursor(stream, opening.state)
 
 
@@ -294,14 +294,19 @@ class ShardsCursor(Cursor):
         self.opens: Callable[[], None] | None = None
         """Called before the first sample of each shard that is begun on the way."""
         self.behind = 0
+        self._exact = False
         if self._taken and inner is None:
             self.behind, self._taken = self._taken, 0
 
-    def caught_up(self) -> ShardsCursor:
-        """This cursor, after it has read what it is behind by."""
-        for _ in range(self.behind):
-            self.take()
-        self.behind = 0
+    def exact(self) -> ShardsCursor:
+        """This cursor, which from now on says where it stands only if the open shard does: it is never `behind`.
+
+        For who reads more than these shards. A shard that is read again alone, among the random numbers of another
+        place, need not give what it gave.
+        """
+        if self.behind:
+            raise StateError("the state of a shard must say where it stands, got none")
+        self._exact = True
         return self
 
     def inside(self) -> Iterable[Cursor]:
@@ -346,8 +351,10 @@ class ShardsCursor(Cursor):
         cursor, inner = draft
         return str(cursor.where(inner))
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Any] | None:
         inner = self._inner.state() if self._inner is not None and self._taken else None
+        if inner is None and self._taken and self._exact:
+            return None
         return {"done": self._done, "taken": self._taken, "inner": inner}
 
 

@@ -49,7 +49,7 @@ class GroupedStream(DerivedStream[T_co]):
 
     def cursor(self, opening: Opening) -> Cursor:
         if num_shards_of(self.source) is not None:
-            return ShardsCursor(self, range(self.num_shards), opening).caught_up()
+            return ShardsCursor(self, range(self.num_shards), opening).exact()
         return self.group(opening)
 
     def group(self, opening: Opening) -> Cursor:
@@ -72,7 +72,7 @@ class _Lane(CursorStream[T_co], IterableDataset[T_co]):
         return sum(known)
 
     def cursor(self, opening: Opening) -> Cursor:
-        return ShardsCursor(self.source, self._shards, opening).caught_up()
+        return ShardsCursor(self.source, self._shards, opening).exact()
 
 
 class BatchedStream(GroupedStream[list[T_co]]):

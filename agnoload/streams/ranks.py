@@ -141,7 +141,7 @@ class RankStream(DerivedStream[T_co]):
 
     def cursor(self, opening: Opening) -> Cursor:
         if num_shards_of(self.source) is not None:
-            return ShardsCursor(self, range(self.num_shards), opening).caught_up()
+            return ShardsCursor(self, range(self.num_shards), opening).exact()
         return _RankCursor(self, opening)
 
     def __repr__(self) -> str:

@@ -46,7 +46,15 @@ class Documents(agnoload.IterableDataset):
     lanes = 3
 
     def shard(self, number):
-        return [np.arange(length, dtype=np.int32) + 100 * number for length in range(1, 8)]
+        return [np.arange(length, dtype=np.int32) + 100 * number for length in range(1, 6)]
+
+
+class Drawn(Documents):
+    """Each shard draws its order before its first sample."""
+
+    def shard(self, number):
+        for place in agnoload.sample_rng().permutation(4).tolist():
+            yield [10 * number + place] * 3
 
 
 GOOD = Count(2).map('{{"x": {}}}'.format)
@@ -172,6 +180,8 @@ MADE = {
     "pack of shards": (Documents().pack(5, value=-1), 2),
     "pack of shuffled shards": (Documents().shuffle(3).pack(5), 2),
     "pack of a share": (Documents().split_by_rank(1, 2).pack(5), 2),
+    "pack of shards that draw their order": (Drawn().pack(5), 2),
+    "take of shards that draw their order": (Drawn().map(sum).take(11), 2),
     "share of packed shards": (Documents().pack(5).split_by_rank(0, 2), 2),
     "share of packed rows": (Count(20).map(tokens_of).pack(7).split_by_rank(0, 2), 2),
 }
