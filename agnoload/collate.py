@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, NoReturn
 
@@ -66,10 +66,11 @@ def default_collate(batch: Iterable[Any]) -> Any:
     """Make one batch of a list of samples: what a loader does when it has no `collate_fn`; for use inside your own.
 
     Arrays and numbers are stacked along a new first axis, into their common dtype as NumPy promotes them; mappings,
-    lists, tuples, named tuples and dataclasses keep their type and are batched field by field; strings and bytes become
-    lists; what is None in all samples stays None. Samples may hold any library's arrays. An int beyond int64 gives
-    uint64 or, beyond that, Python ints in an object array. `CollateError` when shapes, keys or lengths differ, when a
-    field is None in some samples only, and for types that nobody registered (`register_collate`).
+    lists, tuples, named tuples and dataclasses keep their type and are batched field by field, and so are other
+    sequences (`range`, `UserList`, `deque`), as lists; strings and bytes become lists; what is None in all samples
+    stays None. Samples may hold any library's arrays. An int beyond int64 gives uint64 or, beyond that, Python ints in
+    an object array. `CollateError` when shapes, keys or lengths differ, when a field is None in some samples only, for
+    types that nobody registered (`register_collate`), and for what is no array but can be made one, such as an image.
 
     >>> default_collate([{"x": np.float32(1.5), "y": 3}, {"x": np.float32(2.5), "y": 4}])
     {'x': array([1.5, 2.5], dtype=float32), 'y': array([3, 4])}
@@ -210,8 +211,10 @@ def _find_rule(kind: type) -> Rule:
             masked = "numpy.ma" in sys.modules and issubclass(kind, np.ma.MaskedArray)
             return _masked if masked else _foreign
         node = node_of(kind)
-        if node is not None and node.columns:
-            return _Container(kind, node)
+        if node is not None:
+            return _Container(kind, node) if node.columns else _foreign
+        if built_in is None and issubclass(kind, Sequence) and not hasattr(kind, "__array__"):
+            return _lists  # range, UserList, deque and their like
     return built_in or _foreign
 
 
@@ -229,14 +232,20 @@ def _mixed_rule(column: Column, kinds: set[type], path: Path) -> Rule:
         if rules <= {_arrays, _scalars, _foreign, *_NUMBER_RULES}:
             return _foreign
         node = node_of(type(column[0]))
-        if node is not None and all(issubclass(kind, Mapping) for kind in kinds):
+        fields = getattr(column[0], "_fields", ())
+        if node is not None and (
+            all(issubclass(kind, Mapping) for kind in kinds)
+            or (fields and all(issubclass(kind, tuple) and getattr(kind, "_fields", ()) == fields for kind in kinds))
+        ):
             return _Container(type(column[0]), node)
     other = next(item for item, value in enumerate(column) if _rule(type(value)) != _rule(type(column[0])))
+    names = _name(column[0]), _name(column[other])
+    twin = ", another class of that name: make the class once, not for each sample" * (names[0] == names[1])
     raise collate_error(
         path,
         (0, other),
-        f"all samples must have the same type, but item 0 is {_name(column[0])} and item {other} is "
-        f"{_name(column[other])}; make them one type in the dataset, or give a collate_fn",
+        f"all samples must have the same type, but item 0 is {names[0]} and item {other} is {names[1]}{twin}; make "
+        "them one type in the dataset, or give a collate_fn",
     )
 
 
@@ -424,7 +433,12 @@ def as_array(value: Any, path: Path, item: int) -> Array:
     try:
         array = None if _to_numpy is None else _to_numpy(value)
         if array is None and (hasattr(value, "__array__") or hasattr(value, "__array_interface__")):
+            held = hasattr(value, "dtype") and hasattr(value, "shape")
+            if not held and not hasattr(value, "__dlpack__"):
+                raise _converted(path, item, value)
             array = np.asarray(value)
+    except CollateError:
+        raise
     except Exception as error:
         raise collate_error(
             path, (item,), f"item {item} ({_name(value)}) does not become a NumPy array: {error}"
@@ -587,6 +601,17 @@ def _none_in_some(column: Column, path: Path) -> CollateError:
         (none, other),
         f"a field must be None in all samples or in none, but item {none} is NoneType and item {other} is "
         f"{_name(column[other])}; give a value that means 'missing', or use agnoload.register_collate(type(None), ...)",
+    )
+
+
+def _converted(path: Path, item: int, value: Any) -> CollateError:
+    """What makes an array when asked may not hold what that array says, like an image that has a palette."""
+    return collate_error(
+        path,
+        (item,),
+        f"item {item} is {_name(value)}, which is no array but can be made one, and how must be said: return "
+        'numpy.asarray(sample), of an image numpy.asarray(image.convert("RGB")), or tell how with '
+        f"agnoload.register_collate({type(value).__name__}, function)",
     )
 
 

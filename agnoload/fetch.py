@@ -239,7 +239,7 @@ class Fetcher:
         """A sample's error, which says which one it was; remembered, for the account of what failed."""
         self._culprit = Failure(key, one_line(error))
         where = f"while index {key!r} was loaded (item {item} of batch {request.batch}, epoch {request.epoch})"
-        if isinstance(error, KeyError) and hasattr(self.dataset, "keys"):
+        if isinstance(error, KeyError) and isinstance(self.dataset, Mapping):
             where += ": this dataset is indexed by names; agnoload.ArrayDataset(**dataset) has a sample for each row"
         return _stopped(error, where)
 
@@ -420,7 +420,8 @@ class Fetcher:
         """Whether to leave a sample of a stream out; another one cannot be asked for."""
         action = self._on_error(error, position) if callable(self._on_error) else self._on_error
         if action == "skip":
-            self._failures.append(Failure(position, one_line(error)))
+            notes = attributes_of(error).get("__notes__", ())  # which record of which file
+            self._failures.append(Failure(position, "; ".join([one_line(error), *notes])))
             return True
         if action == "replace":
             add_note(error, "on_error='replace' needs a dataset with indices: use 'skip' for a stream")

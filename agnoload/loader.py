@@ -47,7 +47,7 @@ from agnoload.saved import shown
 from agnoload.seeding import Rewinder, SampleContext
 from agnoload.state import Place, capture, restore
 from agnoload.stats import Benchmark, Recorder, Stats, Timeline, size_of
-from agnoload.streams import StreamPlan, length_or_none, need_length, settle_ranks, split_of
+from agnoload.streams import StreamPlan, length_or_none, need_length, part_without_state, settle_ranks, split_of
 from agnoload.tolerance import Ceiling
 from agnoload.typed import (
     AnyOptions,
@@ -538,8 +538,9 @@ class DataLoader(Generic[SampleT, BatchT]):
         options, workers, plan = self._options, self.num_workers, self._new_stream_plan(place)
         if plan.replays:
             self._say_once(
-                "the stream has no state_dict of its own, so resuming replays it: it reads it again from the start of "
-                "the epoch up to where it was. Give it state_dict and load_state_dict to spare that"
+                f"the stream has no state_dict of its own ({brief(part_without_state(options.dataset))} has none), so "
+                "resuming replays it: it reads it again from the start of the epoch up to where it was. Give it "
+                "state_dict and load_state_dict to spare that"
             )
         if 0 < plan.lanes < workers:
             self._say_once(

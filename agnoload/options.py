@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from agnoload.arguments import flag, integer, number, word
+from agnoload.datasets import refuse_table
 from agnoload.errors import AgnoloadWarning, OptionError
 from agnoload.pools.start import method_of
 from agnoload.ragged import ragged_collate
@@ -159,9 +160,15 @@ def _is_stream(dataset: Any, sampled: bool) -> bool:
     """Whether a dataset is iterated rather than indexed."""
     if isinstance(dataset, type):
         raise OptionError(f"dataset must be an object, got a class: make one of it, {dataset.__name__}(...)")
+    if isinstance(dataset, (str, bytes)):
+        raise OptionError(
+            f"dataset must hold samples, got the {type(dataset).__name__} {dataset!r:.80}: for the lines of a file "
+            "give agnoload.FileStream([path], agnoload.read_lines)"
+        )
     if is_stream(dataset):
         return True
     if hasattr(dataset, "__getitem__"):
+        refuse_table(dataset, "DataLoader")
         if not hasattr(dataset, "__len__") and not sampled:
             raise OptionError(
                 f"a dataset with __getitem__ must have __len__ too, or come with a sampler: {type(dataset).__name__} "

@@ -117,11 +117,14 @@ def register_node(kind: type, node: Node) -> None:
 
 
 def _find_node(kind: type) -> Node | None:
-    if issubclass(kind, Mapping):
-        return Node(tuple, getitem, _rebuild_dict if issubclass(kind, dict) else _rebuild_mapping)
+    moves_itself = hasattr(kind, "to") and hasattr(kind, "pin_memory")  # a batch of its own library, not just its items
+    if issubclass(kind, dict):
+        return Node(tuple, getitem, _rebuild_dict)
+    if issubclass(kind, Mapping):  # its own keys(): not every one of them iterates its keys
+        return None if moves_itself else Node(lambda node: tuple(node.keys()), getitem, _rebuild_mapping)
     if issubclass(kind, tuple) and hasattr(kind, "_make") and hasattr(kind, "_fields"):
         names = tuple(kind._fields)
-        return Node(lambda _: names, getattr, lambda node, children: type(node)._make(children), fixed=True)
+        return Node(lambda _: names, getattr, _make, fixed=True, columns=not moves_itself)
     if issubclass(kind, (list, tuple)):
         return Node(lambda node: range(len(node)), getitem, _rebuild_sequence)
     if dataclasses.is_dataclass(kind):
@@ -149,11 +152,22 @@ def _rebuild_dict(node: Any, children: list[Any]) -> Any:
 
 
 def _rebuild_mapping(node: Any, children: list[Any]) -> Any:
-    mapping = dict(zip(node, children, strict=True))
+    mapping = dict(zip(node.keys(), children, strict=True))
+    if all(child is node[key] for key, child in mapping.items()):
+        return node
     try:
-        return type(node)(mapping)
-    except Exception:  # its constructor takes something else
+        if not hasattr(node, "__copy__"):  # a plain copy would share what holds the items
+            return type(node)(mapping)
+        clone = copy.copy(node)  # as that of UserDict, with all its attributes
+        for key, child in mapping.items():
+            clone[key] = child
+    except Exception:  # it cannot be made of its items
         return mapping
+    return clone
+
+
+def _make(node: Any, children: list[Any]) -> Any:
+    return type(node)._make(children)
 
 
 def _rebuild_sequence(node: Any, children: list[Any]) -> Any:

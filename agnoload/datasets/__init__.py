@@ -6,7 +6,7 @@ that all workers share. `inspect`: a look into datasets for what a loader wants 
 """
 
 from agnoload.datasets.arrays import ArrayDataset, TensorDataset
-from agnoload.datasets.base import Batch, Dataset, MappedDataset, gather_of, getitems_of
+from agnoload.datasets.base import Batch, Dataset, MappedDataset, gather_of, getitems_of, refuse_table
 from agnoload.datasets.cache import CachedDataset
 from agnoload.datasets.combine import ConcatDataset, StackDataset, Subset
 from agnoload.datasets.inspect import find_caches, find_large_lists
@@ -29,4 +29,5 @@ __all__ = [
     "gather_of",
     "getitems_of",
     "random_split",
+    "refuse_table",
 ]

@@ -29,8 +29,9 @@ class ArrayDataset(Dataset[T_co]):
 
     `arrays` are anything that `np.asarray` takes, all with the same length; another library's arrays are converted
     once, here, and NumPy's are used as they are, without a copy. Sample `i` holds row `i` of each array, as a copy that
-    the caller may write to, or a NumPy scalar where the array has one axis. Whole batches are gathered in one indexing
-    call an array. `OptionError` if lengths differ or an array has no axis, `IndexError` beyond the end.
+    the caller may write to, or a NumPy scalar where the array has one axis; a slice or a list of indices gives several
+    rows at once. Whole batches are gathered in one indexing call an array. `OptionError` if lengths differ or an array
+    has no axis, `IndexError` beyond the end.
 
     >>> import numpy as np
     >>> dataset = ArrayDataset(x=np.arange(6).reshape(3, 2), y=[0.5, 1.5, 2.5])
@@ -68,11 +69,21 @@ class ArrayDataset(Dataset[T_co]):
     def _values(self) -> tuple[Array, ...]:
         return self.arrays if isinstance(self.arrays, tuple) else tuple(self.arrays.values())
 
+    @property
+    def tensors(self) -> tuple[Array, ...]:
+        """The arrays as a tuple, by the name that `TensorDataset` has for them elsewhere."""
+        return self._values()
+
     def __len__(self) -> int:
         return len(self._values()[0])
 
     def __getitem__(self, index: Any, /) -> T_co:
-        place = operator.index(index)
+        try:
+            place: Any = operator.index(index)
+        except TypeError:
+            if not isinstance(index, (slice, list, np.ndarray)):
+                raise
+            place = index
         try:
             rows = [array[place] for array in self._values()]
         except IndexError:

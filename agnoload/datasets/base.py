@@ -176,6 +176,23 @@ def need_map_style(dataset: Any, who: str) -> None:
             f"{who} needs a dataset with __getitem__, got {type(dataset).__name__}; a stream has map, filter, shuffle "
             "and + of its own"
         )
+    refuse_table(dataset, who)
+
+
+def refuse_table(dataset: Any, who: str) -> None:
+    """Refuse what is indexed by its columns, or by labels: known by its looks, since no library is imported for it."""
+    kind = type(dataset)
+    names = next((name for name in ("column_names", "columns") if hasattr(kind, name)), None)
+    if names is not None and (hasattr(kind, "schema") or hasattr(kind, "dtypes")) and not hasattr(kind, "__getitems__"):
+        raise OptionError(
+            f"{who} needs a dataset with a sample for each index, got a table ({kind.__name__}), which is indexed by "
+            f"its columns: give agnoload.ArrayDataset(**{{name: table[name] for name in table.{names}}})"
+        )
+    if hasattr(kind, "iloc") and not np.array_equal(dataset.index, np.arange(len(dataset))):
+        raise OptionError(
+            f"{who} needs a dataset with a sample for each index from 0 on, got a {kind.__name__}, whose labels are "
+            "others: give agnoload.ArrayDataset(series), or its to_numpy()"
+        )
 
 
 def length_of(dataset: Any, who: str) -> int:

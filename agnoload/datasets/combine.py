@@ -211,6 +211,8 @@ class Subset(Dataset[T_co], Forwarding):
         return len(self.indices)
 
     def __getitem__(self, index: Any, /) -> T_co:
+        if isinstance(index, (slice, list)):  # several at once, where the dataset has that
+            return self.dataset[self.indices[index].tolist()]  # type: ignore[no-any-return]
         return self.dataset[int(self.indices[checked_index(index, len(self), "a Subset")])]  # type: ignore[no-any-return]
 
     def __getitems__(self, indices: list[int], /) -> Any:

@@ -8,7 +8,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
 
 from agnoload import seeding
-from agnoload.arguments import members, positive
+from agnoload.arguments import integer, members, positive
 from agnoload.errors import OptionError
 from agnoload.saved import items, whole
 from agnoload.seeding import Purpose, draw_seed, generator
@@ -25,6 +25,7 @@ from agnoload.streams.cursor import (
     is_stateful,
     is_stream,
     length_or_none,
+    note_where,
     num_shards_of,
     open_stream,
     shard_length_of,
@@ -33,7 +34,8 @@ from agnoload.streams.cursor import (
 from agnoload.words import brief, counted, name_of
 
 if TYPE_CHECKING:
-    from agnoload.streams.ranks import RankStream
+    from agnoload.streams.group import BatchedStream, PackedStream
+    from agnoload.streams.ranks import HeadStream, RankStream
     from agnoload.streams.shuffle import ShuffledStream
 
 T_co = TypeVar("T_co", covariant=True)
@@ -53,8 +55,8 @@ class IterableDataset(Generic[T_co]):
     stood; one with `set_epoch` is told the epoch. A stream that asks `get_worker_info()` before its first sample splits
     itself, and is left alone.
 
-    `map`, `filter`, `shuffle`, `split_by_rank` and `a + b` make new streams. `__len__`, where it can be given, is the
-    number of samples; a loader's `len` needs it.
+    `map`, `filter`, `shuffle`, `take`, `batch`, `pack`, `split_by_rank` and `a + b` make new streams. `__len__`, where
+    it can be given, is the number of samples; a loader's `len` needs it.
 
     >>> class Count(IterableDataset[int]):
     ...     def __iter__(self): return iter(range(6))
@@ -96,6 +98,43 @@ class IterableDataset(Generic[T_co]):
         from agnoload.streams.shuffle import ShuffledStream  # it is made of this class
 
         return ShuffledStream(self, buffer_size, seed=seed)
+
+    def take(self, n: int) -> HeadStream[T_co]:
+        """The first `n` samples, in the order of a plain `for`: shards one after the other.
+
+        They are read as a stream without shards, by every worker; what was given to `map` runs only where a sample is
+        delivered.
+
+        >>> list(ChainDataset([iter("abc"), iter("de")]).take(4))
+        ['a', 'b', 'c', 'd']
+        """
+        from agnoload.streams.ranks import HeadStream  # it is made of this class
+
+        return HeadStream(self, integer("n of take", n, 0, "an int that is not negative"))
+
+    def batch(self, n: int) -> BatchedStream[T_co]:
+        """Lists of `n` samples that follow each other, the last one of what is left; see `BatchedStream`.
+
+        To make batches in the stream, give the loader `batch_size=None`: `stream.batch(32).map(default_collate)`.
+
+        >>> list(ChainDataset([iter("abc"), iter("de")]).batch(2))
+        [['a', 'b'], ['c', 'd'], ['e']]
+        """
+        from agnoload.streams.group import BatchedStream  # it is made of this class
+
+        return BatchedStream(self, n)
+
+    def pack(self, length: int, *, key: Any = None, value: int = 0) -> PackedStream:
+        """Token sequences as rows of `length` tokens, one sequence after the other; see `PackedStream`.
+
+        >>> for row in ChainDataset([iter([[5, 6, 7], [8, 9]])]).pack(4):
+        ...     print(row["tokens"], row["segment_ids"], row["positions"])
+        [5 6 7 8] [1 1 1 2] [0 1 2 0]
+        [9 0 0 0] [1 0 0 0] [0 0 0 0]
+        """
+        from agnoload.streams.group import PackedStream  # it is made of this class
+
+        return PackedStream(self, length, key=key, value=value)
 
     def split_by_rank(
         self, rank: int | None = None, world_size: int | None = None, uneven: Uneven = "keep"
@@ -161,6 +200,7 @@ class _MapCursor(Cursor):
         self._source = source
         self._function = function
         self.take = source.take  # type: ignore[method-assign]
+        self.where = source.where  # type: ignore[method-assign]
         self.state = source.state  # type: ignore[method-assign]
 
     def inside(self) -> Iterable[Cursor]:
@@ -203,9 +243,20 @@ class _FilterCursor(Cursor):
 
     def take(self) -> Any:
         while True:
-            sample = self._source.finish(self._source.take())
-            if applied(self._function, sample):
-                return sample
+            draft = self._source.take()
+            try:
+                sample = self._source.finish(draft)
+                if applied(self._function, sample):
+                    return draft, sample
+            except Exception as error:
+                note_where(error, self._source, draft)
+                raise
+
+    def finish(self, draft: Any) -> Any:
+        return draft[1]
+
+    def where(self, draft: Any) -> str:
+        return self._source.where(draft[0])
 
 
 class ChainDataset(CursorStream[T_co], IterableDataset[T_co]):
@@ -296,6 +347,10 @@ class _ChainCursor(Cursor):
         cursor, inner = draft
         return cursor.finish(inner)
 
+    def where(self, draft: Any) -> str:
+        cursor, inner = draft
+        return str(cursor.where(inner))
+
     def state(self) -> Any:
         if self._fresh:
             return [self._part, None]
@@ -351,6 +406,20 @@ def all_parts_of(stream: Any) -> Iterator[Any]:
         part = waiting.pop()
         waiting += parts_of(part)
         yield part
+
+
+def part_without_state(stream: Any) -> Any:
+    """What a stream is made of that cannot say where it stands, as far as that shows before it is read."""
+    for part in all_parts_of(stream):
+        ours = isinstance(part, CursorStream) and type(part).__iter__ is CursorStream.__iter__
+        if (
+            is_stream(part)
+            and not (ours and part.keeps_place)
+            and num_shards_of(part) is None
+            and not is_stateful(part)
+        ):
+            return part
+    return stream
 
 
 def first_states(stream: Any, known: list[FirstState] | None = None) -> list[FirstState]:

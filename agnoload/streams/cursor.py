@@ -15,7 +15,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from agnoload import seeding
 from agnoload.arguments import integer
-from agnoload.errors import SampleStopped, StateError
+from agnoload.errors import SampleStopped, StateError, add_note
 from agnoload.saved import FARTHEST, fields, shown, whole
 from agnoload.words import name_of
 from agnoload.worker_info import peek_worker_info
@@ -62,6 +62,10 @@ class Cursor(Iterator[Any]):
         """The sample of a draft, in any order."""
         return draft
 
+    def where(self, draft: Any) -> str:
+        """What a person would look up to find the record that a draft is of; empty if it cannot say."""
+        return ""
+
     def state(self) -> Any:
         """Where the run stands: behind the last draft. None if it cannot say."""
         return None
@@ -76,11 +80,26 @@ class Cursor(Iterator[Any]):
             cursor.close()
 
     def __next__(self) -> Any:
-        return self.finish(self.take())
+        draft = self.take()
+        try:
+            return self.finish(draft)
+        except Exception as error:
+            note_where(error, self, draft)
+            raise
+
+
+def note_where(error: Exception, cursor: Cursor, draft: Any) -> None:
+    """Say in an error which record it is about."""
+    where = cursor.where(draft)
+    if where:
+        add_note(error, where)
 
 
 class CursorStream(Generic[T_co]):
     """What the streams of this library are: read by a cursor of their own, unless a subclass defines `__iter__`."""
+
+    keeps_place: bool = True
+    """Whether its cursor says where it stands, if that of its source does."""
 
     def cursor(self, opening: Opening) -> Cursor:
         """Begin a run."""
@@ -96,7 +115,7 @@ def open_stream(stream: Any, opening: Opening) -> Cursor:
         return stream.cursor(opening)
     number = num_shards_of(stream)
     if number is not None and not _has_iter(stream):
-        return ShardsCursor(stream, range(number), opening).caught_up()
+        return ShardsCursor(stream, range(number), opening).exact()
     return ForeignCursor(stream, opening.state)
 
 
@@ -275,14 +294,19 @@ class ShardsCursor(Cursor):
         self.opens: Callable[[], None] | None = None
         """Called before the first sample of each shard that is begun on the way."""
         self.behind = 0
+        self._exact = False
         if self._taken and inner is None:
             self.behind, self._taken = self._taken, 0
 
-    def caught_up(self) -> ShardsCursor:
-        """This cursor, after it has read what it is behind by."""
-        for _ in range(self.behind):
-            self.take()
-        self.behind = 0
+    def exact(self) -> ShardsCursor:
+        """This cursor, which from now on says where it stands only if the open shard does: it is never `behind`.
+
+        For who reads more than these shards. A shard that is read again alone, among the random numbers of another
+        place, need not give what it gave.
+        """
+        if self.behind:
+            raise StateError("the state of a shard must say where it stands, got none")
+        self._exact = True
         return self
 
     def inside(self) -> Iterable[Cursor]:
@@ -323,8 +347,14 @@ class ShardsCursor(Cursor):
         cursor, inner = draft
         return cursor.finish(inner)
 
-    def state(self) -> dict[str, Any]:
+    def where(self, draft: Any) -> str:
+        cursor, inner = draft
+        return str(cursor.where(inner))
+
+    def state(self) -> dict[str, Any] | None:
         inner = self._inner.state() if self._inner is not None and self._taken else None
+        if inner is None and self._taken and self._exact:
+            return None
         return {"done": self._done, "taken": self._taken, "inner": inner}
 
 

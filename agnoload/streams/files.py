@@ -8,6 +8,7 @@ import gzip
 import importlib
 import inspect
 import io
+import json
 import lzma
 import os
 import tarfile
@@ -15,11 +16,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from tarfile import EmptyHeaderError, EOFHeaderError, HeaderError, ReadError  # type: ignore[attr-defined]
-from typing import IO, Any, Self, TypeVar
+from typing import IO, Any, Literal, Self, TypeVar
 
 import numpy as np
 
-from agnoload.arguments import members, positive
+from agnoload.arguments import members, positive, word
 from agnoload.datasets.packed import PackedList
 from agnoload.errors import BackendUnavailable, OptionError, add_note, warn
 from agnoload.saved import FARTHEST, whole
@@ -43,8 +44,8 @@ class FileStream(IterableDataset[T_co]):
     order too. `lanes` files are read at once, by all workers together; the batches depend on it, so it belongs to the
     data and not to the machine. On resume only the files are opened that were open, and a reader with a parameter
     `start` begins at that sample: `reader(path, start=n)` leaves out the first n. Give a reader options by
-    `functools.partial`. `read_lines`, `read_npy`, `read_npz`, `read_tar` and `read_parquet` are such readers; they take
-    paths, and URLs (`s3://...`) where fsspec is installed. Give very many paths as a `PackedList`.
+    `functools.partial`. `read_lines`, `read_jsonl`, `read_npy`, `read_npz`, `read_tar` and `read_parquet` are such
+    readers; they take paths, and URLs (`s3://...`) where fsspec is installed. Give very many paths as a `PackedList`.
 
     >>> import tempfile, pathlib
     >>> folder = pathlib.Path(tempfile.mkdtemp())
@@ -65,6 +66,13 @@ class FileStream(IterableDataset[T_co]):
         for path in self.paths:
             if not isinstance(path, (str, os.PathLike)):
                 raise OptionError(f"the paths of a FileStream must be str or os.PathLike, got {path!r}")
+            if "*" in os.fsdecode(path) and not os.path.exists(path):
+                raise OptionError(
+                    f"the paths of a FileStream must be those of files, got the pattern {os.fspath(path)!r}: give "
+                    "sorted(glob.glob(pattern))"
+                )
+        if not self.paths:
+            raise OptionError("FileStream needs at least one path, got none: is the pattern, or the folder, right?")
         if not callable(reader):
             raise OptionError(f"the reader of a FileStream must be a function of a path, got {reader!r}")
         self.reader = reader
@@ -113,10 +121,17 @@ class _FileCursor(Cursor):
         except StopIteration:
             raise
         except Exception as error:
-            add_note(error, f"while sample {self._taken} of {os.fspath(self._path)} was read")
+            add_note(error, self.where((self._taken, None)))
             raise
-        self._taken += 1
-        return sample
+        taken = self._taken
+        self._taken = taken + 1
+        return taken, sample
+
+    def finish(self, draft: Any) -> Any:
+        return draft[1]
+
+    def where(self, draft: Any) -> str:
+        return f"at record {draft[0] + 1} of {os.fspath(self._path)} (the first is record 1)"
 
     def inside(self) -> Iterable[Cursor]:
         return () if self._samples is None else (self._samples,)
@@ -186,6 +201,32 @@ def read_lines(path: Path, start: int = 0, encoding: str = "utf-8") -> Iterator[
                     yield words.removesuffix("\n").removesuffix("\r")
 
 
+def read_jsonl(path: Path, start: int = 0, encoding: str = "utf-8") -> Iterator[Any]:
+    """The records of a file with JSON in each line, a dict as a rule; also of one that is compressed, as `read_lines`.
+
+    Blank lines are no records. An error names the file and the line; to leave bad lines out, decode them in a map:
+    `FileStream(paths, read_lines).map(json.loads)`, in a loader with `on_error="skip"`.
+
+    >>> import tempfile, pathlib
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / "a.jsonl"
+    >>> _ = path.write_text('{"x": 1}\\n\\n{"x": 2}\\n')
+    >>> list(read_jsonl(path))
+    [{'x': 1}, {'x': 2}]
+    """
+    for number, line in enumerate(read_lines(path, encoding=encoding), 1):
+        if line.isspace() or not line:
+            continue
+        if start:
+            start -= 1
+            continue
+        try:
+            record = json.loads(line)
+        except ValueError as error:
+            add_note(error, f"in line {number} of {os.fspath(path)}")
+            raise
+        yield record
+
+
 def read_npy(path: Path, start: int = 0) -> Iterator[Any]:
     """The rows of an array that `np.save` wrote: arrays, or scalars if it has one axis.
 
@@ -235,10 +276,12 @@ def _own(row: Any) -> Any:
     return np.array(row) if isinstance(row, np.ndarray) else row
 
 
-def read_tar(path: Path, start: int = 0) -> Iterator[dict[str, Any]]:
+def read_tar(path: Path, start: int = 0, dot: Literal["first", "last"] = "first") -> Iterator[dict[str, Any]]:
     """The samples of a tar file (also a compressed one): neighbouring files whose names are equal up to the first dot.
 
     `train/7.jpg` and `train/7.seg.png` are the sample `{"__key__": "train/7", "jpg": b"...", "seg.png": b"..."}`.
+    Where names hold other dots, as `img_0.10.png` and `img_0.11.png` do, cut them at the last one: `dot="last"`.
+    `OptionError` if the files of a sample are not neighbours, which `tar --sort=name` makes them.
     Hidden files, those whose names begin with a dot, are left out; so are links, with one warning, since what they
     point to may have gone by. Nothing is written to disk; decode with `stream.map`, which runs only for the samples
     that a worker delivers.
@@ -255,7 +298,7 @@ def read_tar(path: Path, start: int = 0) -> Iterator[dict[str, Any]]:
     """
     name = os.fspath(path)
     with _open(name) as file, tarfile.open(fileobj=file, mode="r:*", tarinfo=_Member) as archive:
-        yield from _tar_samples(archive, name, start)
+        yield from _tar_samples(archive, name, start, word("dot", dot, ("first", "last")) == "first")
 
 
 class _Member(tarfile.TarInfo):
@@ -271,27 +314,35 @@ class _Member(tarfile.TarInfo):
             raise ReadError(f"{error}, at byte {tarfile.offset} of the archive") from error
 
 
-def _tar_samples(archive: tarfile.TarFile, name: str, start: int) -> Iterator[dict[str, Any]]:
-    number, told = 0, False
+def _tar_samples(archive: tarfile.TarFile, name: str, start: int, first_dot: bool) -> Iterator[dict[str, Any]]:
+    number, warned = 0, False
+    begins: dict[str, int] = {}
     sample: dict[str, Any] = {}
     while (member := archive.next()) is not None:
         archive.members = []  # type: ignore[attr-defined]  # else it remembers every file of the archive
-        if (member.issym() or member.islnk()) and not told:
-            told = True
+        if (member.issym() or member.islnk()) and not warned:
+            warned = True
             warn(
                 f"{name} holds links, which are left out: {member.name} to {member.linkname} is the first. Pack files "
                 "instead, as `tar --dereference --hard-dereference` does"
             )
         folder, _, base = member.name.rpartition("/")
-        stem, _, suffix = base.partition(".")
-        if not member.isfile() or not stem:
+        if not member.isfile() or base.startswith("."):
             continue
+        dot = base.find(".") if first_dot else base.rfind(".")
+        stem, suffix = (base, "") if dot < 0 else (base[:dot], base[dot + 1 :])
         key = f"{folder}/{stem}" if folder else stem
         if sample and sample["__key__"] != key:
             if number >= start:
                 yield sample
             number += 1
             sample = {}
+        if not sample and begins.setdefault(key, member.offset) != member.offset:
+            raise OptionError(
+                f"{name} must hold the files of a sample one after the other, but {member.name} stands at byte "
+                f"{member.offset}, away from the others of {key!r} at byte {begins[key]}: sort the archive by name "
+                "(tar --sort=name)"
+            )
         if suffix == "__key__":
             raise OptionError(f"{name} holds {member.name}, but __key__ is where the name of a sample stands")
         if suffix in sample:
@@ -306,7 +357,9 @@ def _tar_samples(archive: tarfile.TarFile, name: str, start: int) -> Iterator[di
 def read_parquet(path: Path, start: int = 0, columns: list[str] | None = None) -> Iterator[dict[str, Any]]:
     """The rows of a Parquet file as dicts, through pyarrow.
 
-    Numbers, dates and durations are NumPy scalars of the column's type, missing values None, all else Python's own.
+    Numbers, dates, time stamps and durations are NumPy scalars of the column's type, time stamps with a zone in UTC
+    (`datetime64` knows no zones). Missing values are None. All else is Python's own: str, bytes, lists, dicts, and
+    `decimal.Decimal`, `datetime.time` and `uuid.UUID`, which `stream.map` must make numbers of before they are batched.
     `columns`: only these. Row groups before `start` are not read.
 
     >>> stream = FileStream(["a.parquet", "b.parquet"], read_parquet)
@@ -347,7 +400,7 @@ def _column(column: Any, pyarrow: Any) -> Any:
     """A column of a record batch, to be indexed: of one type whether or not a value is missing in this batch."""
     kind, types = column.type, pyarrow.types
     plain = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
-    dated = types.is_date(kind) or types.is_duration(kind) or (types.is_timestamp(kind) and kind.tz is None)
+    dated = types.is_date(kind) or types.is_duration(kind) or types.is_timestamp(kind)
     if not (plain or dated):
         return column.to_pylist()
     if not column.null_count:

@@ -189,6 +189,10 @@ class _MixtureCursor(Cursor):
         sample = source.finish(inner)
         return (sample, number) if self._mixture.with_source else sample
 
+    def where(self, draft: Any) -> str:
+        _, source, inner = draft
+        return str(source.where(inner))
+
     def state(self) -> Any:
         states = [None if fresh else source.state() for fresh, source in zip(self._fresh, self._sources, strict=True)]
         if any(state is None and not fresh for fresh, state in zip(self._fresh, states, strict=True)):

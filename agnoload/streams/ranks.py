@@ -72,6 +72,10 @@ class RankStream(DerivedStream[T_co]):
         if uneven != "keep" and num_shards_of(source):
             _shard_length(source, 0)
 
+    @property
+    def keeps_place(self) -> bool:  # type: ignore[override]
+        return self.uneven not in ("pad", "repeat")  # what is repeated would have to be saved, too
+
     def settle(self, backend_world: tuple[int, int] | None) -> None:
         """Called by a loader with what its backend knows; what was given, or stands in the environment, goes first."""
         if self._given is None:
@@ -103,7 +107,7 @@ class RankStream(DerivedStream[T_co]):
             return self._filler()
         shard = as_stream(shard_of(self.source, own[number]))
         if self.uneven == "stop":
-            return HeadStream(shard, self._heads()[number])
+            return HeadStream(shard, self._heads()[number], full=True)
         return MappedStream(shard, partial(_flagged, True)) if self.uneven == "pad" else shard
 
     def _filler(self) -> Iterable[Any]:
@@ -113,7 +117,8 @@ class RankStream(DerivedStream[T_co]):
         repeated = self._own() if lengths[self.rank] else range(num_shards_of(self.source) or 0)
         times = -(-missing // max(1, sum(_shard_length(self.source, shard) for shard in repeated)))
         shards = [as_stream(shard_of(self.source, shard)) for _ in range(times) for shard in repeated]
-        filler: HeadStream[Any] = HeadStream(ChainDataset(shards), missing) if shards else HeadStream(iter(()), 0)
+        repeats = ChainDataset(shards) if shards else iter(())
+        filler: HeadStream[Any] = HeadStream(repeats, missing if shards else 0, full=True)
         return filler.map(partial(_flagged, False)) if self.uneven == "pad" else filler
 
     def _lengths(self) -> list[int]:
@@ -157,7 +162,7 @@ class RankStream(DerivedStream[T_co]):
     def cursor(self, opening: Opening) -> Cursor:
         self._known = None
         if num_shards_of(self.source) is not None:
-            return ShardsCursor(self, range(self.num_shards), opening).caught_up()
+            return ShardsCursor(self, range(self.num_shards), opening).exact()
         return _RankCursor(self, opening)
 
     def __repr__(self) -> str:
@@ -216,8 +221,10 @@ class _RankCursor(Cursor):
         sample = self._source.finish(inner)
         return (sample, real) if self._uneven == "pad" else sample
 
+    def where(self, draft: Any) -> str:
+        return self._source.where(draft[0])
+
     def state(self) -> Any:
-        # What is repeated would have to be saved, too.
         return None if self._repeats or self._ended else self._source.state()
 
 
@@ -227,11 +234,12 @@ def has_others(cursor: Cursor) -> bool:
 
 
 class HeadStream(DerivedStream[T_co]):
-    """The first `count` samples of a stream."""
+    """The first `count` samples of a stream; `full`: it is known to have as many."""
 
-    def __init__(self, source: Any, count: int) -> None:
+    def __init__(self, source: Any, count: int, full: bool = False) -> None:
         super().__init__(source)
         self.count = count
+        self._full = full
 
     @property
     def num_shards(self) -> int:
@@ -239,10 +247,13 @@ class HeadStream(DerivedStream[T_co]):
 
     def __len__(self) -> int:
         length = length_or_none(self.source)
-        return self.count if length is None else min(self.count, length)
+        return self.count if self._full and length is None else min(self.count, need_length(self.source))
 
     def cursor(self, opening: Opening) -> Cursor:
         return _HeadCursor(self, opening)
+
+    def __repr__(self) -> str:
+        return f"{brief(self.source)}.take({self.count})"
 
 
 class _HeadCursor(Cursor):
@@ -251,6 +262,7 @@ class _HeadCursor(Cursor):
         self._left, inner = whole(state[0], "what is left of a share", stream.count), state[1]
         self._source = open_stream(stream.source, opening.inner(inner))
         self.finish = self._source.finish  # type: ignore[method-assign]
+        self.where = self._source.where  # type: ignore[method-assign]
 
     @property
     def deferred(self) -> bool:  # type: ignore[override]

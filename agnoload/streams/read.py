@@ -18,7 +18,16 @@ from agnoload import seeding
 from agnoload.errors import AgnoloadError, StateError
 from agnoload.ranks import rank_and_world
 from agnoload.streams.base import all_parts_of, first_states, lanes_of
-from agnoload.streams.cursor import Cursor, Opening, ShardsCursor, is_stream, num_shards_of, open_stream, tell_epoch
+from agnoload.streams.cursor import (
+    Cursor,
+    Opening,
+    ShardsCursor,
+    is_stream,
+    note_where,
+    num_shards_of,
+    open_stream,
+    tell_epoch,
+)
 from agnoload.streams.ranks import has_others, split_of
 from agnoload.worker_info import peek_worker_info
 
@@ -303,6 +312,7 @@ class StreamReader:
             try:
                 samples.append(make(draft))
             except Exception as error:
+                note_where(error, cursor, draft)
                 if self._failed is None or not self._failed(error, first + item * stride):
                     raise
         return samples

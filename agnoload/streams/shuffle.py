@@ -34,6 +34,8 @@ class ShuffledStream(DerivedStream[T_co]):
     Source: the buffer is that of reservoir shuffling as loaders of records commonly do it.
     """
 
+    keeps_place = False  # that would be the whole buffer
+
     def __init__(self, source: Any, buffer_size: int, *, seed: int | None = None, number: int = 0) -> None:
         super().__init__(source)
         self.buffer_size = positive("buffer_size of shuffle", buffer_size)
@@ -77,6 +79,7 @@ class _ShuffleCursor(Cursor):
         self._buffer: list[Any] = []
         self._more = True
         self.finish = self._source.finish  # type: ignore[method-assign]
+        self.where = self._source.where  # type: ignore[method-assign]
 
     @property
     def deferred(self) -> bool:  # type: ignore[override]

@@ -69,7 +69,7 @@ def test_an_error_in_a_file_names_it_and_the_sample(kit, tmp_path, everyone):
             continue
         _, error = read(DataLoader(FileStream([tmp_path / "a", tmp_path / "b"], read_lines), 1, **workers))
         assert type(error) is UnicodeDecodeError, workers
-        assert f"sample 1 of {tmp_path / 'b'}" in notes(error)
+        assert f"record 2 of {tmp_path / 'b'}" in notes(error)
         assert "of epoch 0" in notes(error)
 
 

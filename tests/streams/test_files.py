@@ -189,7 +189,7 @@ def test_a_tar_with_a_file_twice_is_an_error_that_names_it(tmp_path):
     write_tar(tmp_path / "a.tar", [("1.txt", b"a"), ("1.txt", b"b")])
     with pytest.raises(OptionError, match=r"a.tar holds 1.txt twice") as caught:
         list(FileStream(tmp_path / "a.tar", read_tar))
-    assert "sample 0 of" in caught.value.__notes__[0]
+    assert "record 1 of" in caught.value.__notes__[0]
 
 
 def test_hidden_files_of_a_tar_are_left_out_and_do_not_part_a_sample(tmp_path):
@@ -234,7 +234,7 @@ def test_a_damaged_header_in_a_tar_is_an_error_and_not_the_end(tmp_path, mode, c
     assert [next(samples)["txt"] for _ in range(1)] == [b"0"]
     with pytest.raises(tarfile.ReadError, match="at byte 2048 of the archive") as caught:
         list(samples)
-    assert caught.value.__notes__ == [f"while sample 1 of {path} was read"]
+    assert caught.value.__notes__ == [f"at record 2 of {path} (the first is record 1)"]
 
 
 def test_of_a_tar_nothing_is_read_that_was_delivered_before(tmp_path, monkeypatch):
@@ -345,7 +345,7 @@ def test_files_are_opened_when_they_are_read(kit):
     assert stream.num_shards == 2
     with pytest.raises(FileNotFoundError) as caught:
         kit.deliver(stream, 2)
-    assert caught.value.__notes__ == ["while sample 0 of missing-1 was read"]
+    assert caught.value.__notes__ == ["at record 1 of missing-1 (the first is record 1)"]
 
 
 def test_ranks_have_files_of_their_own(kit, tars):
@@ -378,7 +378,7 @@ def test_urls_go_through_fsspec(gaps):
         assert [row["i"] for row in read_parquet("memory://agnoload/a.parquet", start=1)] == [None, 3, 4]
         with pytest.raises(FileNotFoundError) as caught:
             list(FileStream("memory://agnoload/b.txt", read_lines))
-        assert caught.value.__notes__ == ["while sample 0 of memory://agnoload/b.txt was read"]
+        assert caught.value.__notes__ == ["at record 1 of memory://agnoload/b.txt (the first is record 1)"]
         assert list(FileStream("memory://agnoload/a.txt", read_lines)) == ["one", "two"]
         assert [int(row) for row in read_npy("memory://agnoload/a.npy")] == [0, 1, 2]
         assert list(read_tar("memory://agnoload/a.tar")) == [{"__key__": "1", "txt": b""}]
