@@ -1,4 +1,4 @@
-"""A loader can be pickled and copied: its options and its epoch go along, its place in it, workers and iterators not."""
+"""A loader is pickled and copied with its options and its epoch; its place in it, workers and iterators stay."""
 
 from __future__ import annotations
 
