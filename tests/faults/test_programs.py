@@ -357,12 +357,13 @@ def test_c40_the_end_of_a_program_ends_its_workers_quickly_and_silently(end, bus
 
 
 DAEMON = """
-import threading, time, agnoload
+import os, threading, time, agnoload
 
 class Data:
     def __len__(self): return 4
     def __getitem__(self, index):
         print("busy", flush=True)
+        open("busy", "x").close()
         time.sleep(60)
 
 def loop():
@@ -370,7 +371,8 @@ def loop():
         pass
 
 threading.Thread(target=loop, daemon=True).start()
-time.sleep(2)
+while not os.path.exists("busy"):
+    time.sleep(0.01)
 """
 
 
