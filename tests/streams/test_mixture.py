@@ -157,7 +157,7 @@ def test_sources_without_samples(kit):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (([[1]], [1, 2]), "1 sources and 2 weights"),
+        (([[1]], [1, 2]), "1 source and 2 weights"),
         (([], []), "at least one"),
         (([[1]], [0]), "positive.*got 0"),
         (([[1]], [float("nan")]), "nan"),
