@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache
 from importlib.util import find_spec
@@ -238,6 +238,11 @@ def worker_environment() -> dict[str, str]:
         wanted: Mapping[str, str] = backend.worker_environment() if backend is not None else {}
         environment.update(wanted)
     return environment
+
+
+def framework_settings() -> list[Callable[[], None]]:
+    """What makes the settings of the loaded frameworks the same in another process, where they are not as imported."""
+    return [apply for backend in loaded_backends() if (apply := backend.settings()) is not None]
 
 
 def list_backends() -> dict[str, str]:
