@@ -240,7 +240,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def differing_values(values: Values) -> list[str]:
-    """What is said of those that are others in this process, in its copies of the modules; empty if all are the same."""
+    """What is said of those that this process's own copies of the modules hold otherwise; empty if they do not."""
     found = []
     for (module, name), value in values.items():
         if (holder := sys.modules.get(module)) is not None:

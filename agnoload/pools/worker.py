@@ -188,7 +188,7 @@ def main(start: Start, extra: list[int], inherited: Any = None) -> None:
         _settle(payload.surroundings)
         listener.install(payload.surroundings["journal"])
         read = partial(_rebuilt, payload, extra)
-        compare = partial(differing_values, payload.surroundings["values"])
+        compare: Callable[[], list[str]] = partial(differing_values, payload.surroundings["values"])
     else:
         listener.install(None)
         inherit_classes()

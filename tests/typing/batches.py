@@ -141,7 +141,6 @@ with DataLoader(Labelled(), 2) as opened:
         reveal_type(labels)  # NDArray[Any]
 
 
-
 # An annotation says what a sample is, as torch's does; it may say what a batch is, too.
 class Shuffled(DataLoader[F32]): ...
 
