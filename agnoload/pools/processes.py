@@ -317,6 +317,9 @@ class ProcessPool:
                 data = pickle.dumps(request, 5)
             except (pickle.PicklingError, AttributeError, TypeError):
                 data = byvalue.dumps(request)
+            else:
+                if b"_main__" in data and self._payload >= 0:  # perhaps a class of the script, which only forks have
+                    data = byvalue.dumps(request)
         slot.reset()
         slot.put(data)
         self._tickets += 1

@@ -104,6 +104,30 @@ def test_cached_and_generic_functions_of_a_script_travel(method: str) -> None:
         assert [*loader] == [*DataLoader(script(FUNCTIONS)["Functions"](), 2, collate_fn=list)]
 
 
+KEYS = """
+import dataclasses
+
+@dataclasses.dataclass(frozen=True)
+class Key:
+    number: int
+
+class Keyed:
+    def __len__(self): return 4
+    def __getitem__(self, key): return key.number if isinstance(key, Key) else "another class"
+"""
+
+
+@pytest.mark.parametrize("method", [*METHODS, "fork"])
+@pytest.mark.filterwarnings("ignore:multiprocessing_context='fork'")
+def test_keys_of_a_class_of_the_script_reach_workers(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = script(KEYS)
+    monkeypatch.setattr(sys.modules["__main__"], "Key", names["Key"], raising=False)
+    batches = [[names["Key"](0), names["Key"](1)], [names["Key"](2)]]
+    options: Any = {"batch_sampler": batches, "num_workers": 1, "multiprocessing_context": method}
+    with DataLoader(names["Keyed"](), **options) as loader:
+        assert plain(loader) == [[0, 1], [2]]
+
+
 # ------------------------------------------------------------------------------------------------ classes
 
 
