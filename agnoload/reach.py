@@ -221,7 +221,7 @@ def _plain_values_of(holder: Any, names: Mapping[str, Any]) -> Values:
         return {}
     if not _is_users(module) or "<locals>" in prefix:
         return {}
-    values = {name: vars(holder)[name] for name in list(names) if name in vars(holder) and name[:2] != "__"}
+    values = {name: vars(holder)[name] for name in list(names) if name in vars(holder) and name[0] != "_"}
     return {(module, prefix + name): value for name, value in values.items() if _is_plain(value)}
 
 
@@ -240,7 +240,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def differing_values(values: Values) -> list[str]:
-    """What is said of those that this process's own copies of the modules hold otherwise; empty if they do not."""
+    """One sentence about the values that this process's modules do not have; an empty list if they have them all."""
     found = []
     for (module, name), value in values.items():
         if (holder := sys.modules.get(module)) is not None:

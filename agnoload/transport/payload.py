@@ -148,7 +148,7 @@ def _unimportable_by_value() -> Iterator[None]:
         if (
             isinstance(module, types.ModuleType)
             and getattr(module, "__file__", None)
-            and name != "__main__"  # which cloudpickle knows; `__mp_main__` is the script in a process of its own
+            and name != "__main__"  # cloudpickle sends that by value; `__mp_main__` is the script in a spawned process
             and not _importable(top, path)
             and not _installed_by_hook(sys.modules.get(top))
         ):
@@ -187,7 +187,7 @@ _PICKLINGS_OWN = (pickle.PickleError, TypeError, AttributeError, RecursionError)
 def _explain(error: Exception, path: str, culprit: Any, method: str) -> DatasetNotPicklable:
     kind = f" ({type(culprit).__module__}.{type(culprit).__qualname__})" if culprit is not None else ""
     way_out = "use worker_type='thread' or num_workers=0"
-    if hasattr(culprit, "close"):  # a file, a connection
+    if hasattr(type(culprit), "close"):  # a file, a connection
         way_out = (
             "open it on first use into a threading.local(), which suits worker threads too (they must not share it), "
             "or use num_workers=0"
@@ -202,11 +202,12 @@ def _explain(error: Exception, path: str, culprit: Any, method: str) -> DatasetN
 
 
 def _note_rebuilding(error: Exception) -> None:
-    """Say that the error is not a sample's; and what is wrong with a `__getattr__` that it comes out of."""
+    """Say where the error comes from; where a `__getattr__` is to blame, name its class and the remedy."""
     add_note(error, "while the worker rebuilt the dataset and what belongs to it from its pickle")
     for frame, _ in traceback.walk_tb(error.__traceback__):
         code = frame.f_code
-        if code.co_name == "__getattr__" and isinstance(error, (RecursionError, AttributeError)):
+        method = code.co_name == "__getattr__" and code.co_argcount == 2
+        if method and isinstance(error, (RecursionError, AttributeError)):
             kind = type(frame.f_locals.get(code.co_varnames[0]))
             add_note(
                 error,
