@@ -188,6 +188,9 @@ def _needs_no_look(module: str) -> bool:
 
 _PLAIN = (int, float, complex, bool, str, bytes, type(None))
 
+NEAR = 512
+"""Objects that are looked at for them at each start of workers; what lies farther away belongs to a framework."""
+
 Values = dict[tuple[str, str], Any]
 """By module and name there, such as `("conf", "SIZE")` or `("conf", "Options.size")`."""
 
@@ -199,7 +202,7 @@ def plain_values(roots: Mapping[str, Any]) -> Values:
     that.
     """
     found: Values = {}
-    for reached in within_reach(roots):
+    for reached in islice(within_reach(roots), NEAR):
         thing = reached.thing
         if type(thing) is types.FunctionType:
             names = _names(thing.__code__)
