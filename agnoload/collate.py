@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agnoload.errors import CollateError, OptionError, add_note
+from agnoload.locks import free_in_forks
 from agnoload.protocols import Empty
 from agnoload.tree import Node, Path, map_leaves, node_of, path_text
 
@@ -112,7 +113,7 @@ def _convert(leaf: Any) -> Any:
 # Both are replaced, never changed, by a registration: threads that collate meanwhile hold on to those before it.
 _registered: Mapping[type, Callable[..., Any]] = {}
 _rules: dict[type, Rule] = {}
-_registering = threading.Lock()
+_registering = free_in_forks(threading.Lock())
 _to_numpy: Callable[[Any], Array | None] | None = None
 _Type = type
 

@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import fields
 from functools import partial
-from typing import Any, Generic, Literal, Self, TypeVar, Unpack, overload
+from types import GenericAlias
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, Unpack, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +27,7 @@ from agnoload.auto import ENOUGH, Choice, adjusted, choose_for_stream, choose_wo
 from agnoload.cores import usable_cores, usable_memory
 from agnoload.datasets import find_caches, find_large_lists
 from agnoload.epochs import Epochs
-from agnoload.errors import DatasetNotPicklable, OptionError, StateError, warn
+from agnoload.errors import CALLED, DatasetNotPicklable, OptionError, StateError, warn
 from agnoload.fetch import Fetcher
 from agnoload.foreign import ForeignPlan, Stranger, checked
 from agnoload.generators import Watch
@@ -73,8 +74,15 @@ from agnoload.typed import (
 from agnoload.window import Window
 from agnoload.words import brief, name_of, number_of
 
-SampleT = TypeVar("SampleT")
-BatchT = TypeVar("BatchT")
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    SampleT = TypeVar("SampleT", default=Any)
+    BatchT = TypeVar("BatchT", default=Any)
+else:
+    from typing import TypeVar
+
+    SampleT, BatchT = TypeVar("SampleT"), TypeVar("BatchT")
 
 PROBE_PATIENCE = 10.0
 """Seconds after which a probe for `num_workers="auto"` is given up."""
@@ -114,6 +122,9 @@ class DataLoader(Generic[SampleT, BatchT]):
     >>> len(loader)
     3
     """
+
+    if not TYPE_CHECKING:
+        __class_getitem__ = classmethod(GenericAlias)  # `DataLoader[Sample]`, with or without the type of a batch
 
     # fmt: off
     # What a batch is, by the type of a sample: see `typed.py`.
@@ -391,6 +402,12 @@ class DataLoader(Generic[SampleT, BatchT]):
             return need_length(self._options.dataset)
 
     def __repr__(self) -> str:
+        try:
+            return f"DataLoader({', '.join(self._described())}, epoch {self.epoch})"
+        except CALLED:  # the constructor has refused, or the user's code does not say what a part is
+            return object.__repr__(self)
+
+    def _described(self) -> list[str]:
         options = self._options
         words = [brief(options.dataset)]
         if options.batch_sampler is not None:
@@ -419,7 +436,7 @@ class DataLoader(Generic[SampleT, BatchT]):
         words.append(f"seed={self.seed}" if options.generator is None else f"generator={options.generator!r}")
         with suppress(TypeError):
             words.append(number_of(len(self), "batch"))
-        return f"DataLoader({', '.join(words)}, epoch {self.epoch})"
+        return words
 
     # ------------------------------------------------------------------------------------------------ iteration
 

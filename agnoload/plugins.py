@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache
 from importlib.util import find_spec
@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from agnoload.collate import set_to_numpy
 from agnoload.errors import AgnoloadError, AgnoloadWarning, BackendUnavailable, OptionError
+from agnoload.locks import free_in_forks
 from agnoload.protocols import Backend, missing_framework
 from agnoload.seeding import set_seed_from
 from agnoload.transport.byvalue import Packed, set_packer
@@ -105,6 +106,9 @@ def table_of(points: Iterable[EntryPoint]) -> tuple[Plugin, ...]:
     return tuple(table)
 
 
+_taking_up = free_in_forks(threading.Lock())
+
+
 class Loaded:
     """The backends whose framework this process has imported, kept up to date for a dictionary look-up each."""
 
@@ -113,7 +117,6 @@ class Loaded:
         self._waiting = [(plugin.framework, plugin) for plugin in table]
         self._backends: tuple[Backend, ...] = ()
         self._owners: dict[type, Backend] = {}
-        self._lock = threading.Lock()
 
     def backends(self) -> tuple[Backend, ...]:
         for framework, _ in self._waiting:
@@ -123,7 +126,7 @@ class Loaded:
         return self._backends
 
     def _take_up(self) -> None:
-        with self._lock:
+        with _taking_up:
             ready = [plugin for framework, plugin in self._waiting if modules.get(framework) is not None]
             made = [backend for plugin in ready if (backend := _make_or_warn(plugin)) is not None]
             self._backends += tuple(made)
@@ -235,6 +238,11 @@ def worker_environment() -> dict[str, str]:
         wanted: Mapping[str, str] = backend.worker_environment() if backend is not None else {}
         environment.update(wanted)
     return environment
+
+
+def framework_settings() -> list[Callable[[], None]]:
+    """What makes the settings of the loaded frameworks the same in another process, where they are not as imported."""
+    return [apply for backend in loaded_backends() if (apply := backend.settings()) is not None]
 
 
 def list_backends() -> dict[str, str]:

@@ -189,6 +189,14 @@ class Backend:
         """This process's rank and the number of processes, if the framework is loaded and knows."""
         return None
 
+    def settings(self) -> Callable[[], None] | None:
+        """What gives another process the settings that the framework has in this one, None if they are as imported.
+
+        It must be found by its name when pickled. A worker calls it before and after it rebuilds the dataset: only
+        what changes results is worth an import of the framework. Asked where the framework is loaded.
+        """
+        return None
+
     def worker_environment(self) -> Mapping[str, str]:
         """Environment variables for worker processes, set before anything of the framework is loaded there."""
         return {}

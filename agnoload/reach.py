@@ -182,3 +182,81 @@ def _needs_no_look(module: str) -> bool:
     """Whether a module is Python's, NumPy's or this library's: its code holds nothing of the user's."""
     root = module.partition(".")[0]
     return root in ("numpy", "agnoload") or (root in sys.stdlib_module_names and root != "__main__")
+
+
+# ---------------------------------------------------------------------------------------------- values of modules
+
+_PLAIN = (int, float, complex, bool, str, bytes, type(None))
+
+NEAR = 512
+"""Objects that are looked at for them at each start of workers; what lies farther away belongs to a framework."""
+
+Values = dict[tuple[str, str], Any]
+"""By module and name there, such as `("conf", "SIZE")` or `("conf", "Options.size")`."""
+
+
+def plain_values(roots: Mapping[str, Any]) -> Values:
+    """Numbers, texts and the like in the user's modules, and in classes there, under names that the objects' code uses.
+
+    The program may have set them since the import; another process, which imports the modules by itself, does not see
+    that.
+    """
+    found: Values = {}
+    for reached in islice(within_reach(roots), NEAR):
+        thing = reached.thing
+        if type(thing) is types.FunctionType:
+            names = _names(thing.__code__)
+            holders = [sys.modules.get(thing.__module__), *map(thing.__globals__.get, names)]
+            for holder in holders:
+                found |= _plain_values_of(holder, names)
+        else:
+            for base in type(thing).__mro__:
+                found |= _plain_values_of(base, vars(base))
+    return found
+
+
+def _plain_values_of(holder: Any, names: Mapping[str, Any]) -> Values:
+    if type(holder) is types.ModuleType:
+        module, prefix = holder.__name__, ""
+    elif issubclass(type(holder), type):
+        module, prefix = holder.__module__, f"{holder.__qualname__}."
+    else:
+        return {}
+    if not _is_users(module) or "<locals>" in prefix:
+        return {}
+    values = {name: vars(holder)[name] for name in list(names) if name in vars(holder) and name[0] != "_"}
+    return {(module, prefix + name): value for name, value in values.items() if _is_plain(value)}
+
+
+def _is_users(module: Any) -> bool:
+    """Whether it is a file of the user's own that other processes import, not a script and not an installed package."""
+    if not isinstance(module, str) or module in ("__main__", "__mp_main__") or _needs_no_look(module):
+        return False
+    path = getattr(sys.modules.get(module), "__file__", None)
+    return isinstance(path, str) and not any(f"{kind}-packages" in path for kind in ("site", "dist"))
+
+
+def _is_plain(value: Any) -> bool:
+    if type(value) is tuple:
+        return len(value) <= LONG and all(map(_is_plain, value))
+    return type(value) in _PLAIN and not (isinstance(value, (str, bytes)) and len(value) > LONG)
+
+
+def differing_values(values: Values) -> list[str]:
+    """One sentence about the values that this process's modules do not have; an empty list if they have them all."""
+    found = []
+    for (module, name), value in values.items():
+        if (holder := sys.modules.get(module)) is not None:
+            *classes, last = name.split(".")
+            for each in classes:
+                holder = vars(holder).get(each, holder)
+            here = vars(holder).get(last, "missing")
+            text = repr(here) if _is_plain(here) else f"of type {type(here).__name__}"
+            if type(here) is not type(value) or text != repr(value):
+                found.append(f"{module}.{name} is {value!r} here and {text} in the workers")
+    if not found:
+        return []
+    return [
+        f"workers import your modules by themselves and do not see what is set there later: {'; '.join(found)}. Keep "
+        'such a value on the dataset, set it in worker_init_fn, or use multiprocessing_context="fork"'
+    ]

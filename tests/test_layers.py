@@ -15,7 +15,7 @@ BACKENDS = ROOT / "backends"
 
 LAYERS = [
     {"errors", "messages", "protocols", "worker_info"},
-    {"tree", "arguments", "memory", "saved", "seeding", "ranks", "reach", "cores", "words", "typed"},
+    {"tree", "arguments", "memory", "saved", "seeding", "ranks", "reach", "cores", "locks", "words", "typed"},
     {"datasets", "streams", "samplers", "collate", "ragged", "transport"},
     {"fetch", "window", "state", "plan", "foreign", "generators", "stats", "plugins", "auto", "tolerance", "journal"},
     {"pools"},

@@ -12,7 +12,9 @@ thread and leaves the rest to it.
 from __future__ import annotations
 
 import contextlib
+import decimal
 import fcntl
+import locale
 import math
 import mmap
 import os
@@ -27,6 +29,9 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from agnoload import plugins
 from agnoload.errors import CALLED, AgnoloadError, LoaderClosed, WorkerDied, WorkerTimeout, add_note, warn
 from agnoload.journal import Said, heard, settings
 from agnoload.messages import Reply, Request, Start, describe_request, plain_indices
@@ -55,6 +60,7 @@ from agnoload.pools.worker import (
     WorkerFetch,
     checksum,
 )
+from agnoload.reach import plain_values
 from agnoload.transport import byvalue
 from agnoload.transport.arena import LENT_LIMIT, Arena, Attach, Fence, Slot
 from agnoload.transport.failures import Described, restore
@@ -143,7 +149,9 @@ class ProcessPool:
             _warn_about_devices()
         else:
             with sending() as self._extra:
-                self._payload, self._classes = pack(fetch, surroundings(environment), fetch.parts(), method)
+                self._payload, self._classes = pack(
+                    fetch, surroundings(environment, fetch.parts()), fetch.parts(), method
+                )
         if reuse:
             with contextlib.suppress(*(() if method != "fork" else (Exception,))):  # a fork may hold what cannot pickle
                 self._digest = digest(fetch)
@@ -309,6 +317,9 @@ class ProcessPool:
                 data = pickle.dumps(request, 5)
             except (pickle.PicklingError, AttributeError, TypeError):
                 data = byvalue.dumps(request)
+            else:
+                if b"_main__" in data and self._payload >= 0:  # perhaps a class of the script, which only forks have
+                    data = byvalue.dumps(request)
         slot.reset()
         slot.put(data)
         self._tickets += 1
@@ -657,14 +668,21 @@ def _tickets_in(pipe: int, nbytes: int) -> int:
     return size // mmap.PAGESIZE * (mmap.PAGESIZE // nbytes)
 
 
-def surroundings(environment: Mapping[str, str]) -> dict[str, Any]:
-    """What a worker needs to look like this process."""
+def surroundings(environment: Mapping[str, str], parts: Mapping[str, Any]) -> dict[str, Any]:
+    """What a worker needs to look like this process; `parts` are the user's objects that it will run."""
+    context = decimal.getcontext().copy()
+    context.clear_flags()
     return {
         "path": search_path(),
         "argv": list(sys.argv),
         "environ": {**os.environ, **THREADS, **environment},
         "directory": directory(),
         "journal": settings(),
+        "errstate": np.geterr(),
+        "decimal": context,
+        "locale": locale.setlocale(locale.LC_ALL),
+        "frameworks": pickle.dumps(plugins.framework_settings()),
+        "values": plain_values(parts),
     }
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import decimal
 import faulthandler
+import locale
 import math
 import os
 import pickle
@@ -21,10 +23,13 @@ from enum import IntEnum
 from functools import partial
 from typing import Any, Protocol
 
+import numpy as np
+
 from agnoload.cores import resident
 from agnoload.journal import Listener
 from agnoload.messages import Reply, Request, Start, describe_request
 from agnoload.protocols import ClosableFetch
+from agnoload.reach import differing_values
 from agnoload.transport.arena import Mapping as Memory
 from agnoload.transport.arena import Slot, Slots
 from agnoload.transport.byvalue import inherit_classes
@@ -182,23 +187,35 @@ def main(start: Start, extra: list[int], inherited: Any = None) -> None:
         os.close(start.payload)
         _settle(payload.surroundings)
         listener.install(payload.surroundings["journal"])
-        read = partial(payload.value, extra)
+        read = partial(_rebuilt, payload, extra)
+        compare: Callable[[], list[str]] = partial(differing_values, payload.surroundings["values"])
     else:
         listener.install(None)
         inherit_classes()
-        read = partial(_identity, inherited)
+        read, compare = partial(_identity, inherited), list
     control = Control(start.arena, start.workers)
     listener.keep = partial(control.say, start.worker)
     _dump_to(start.arena, control.dump_offset(start.worker))
     control.stage(start.worker, Stage.STARTING)
     try:
-        Worker(start, control, listener).run(read)
+        Worker(start, control, listener).run(read, compare)
     except BaseException:  # not the user's: those are sent as answers
         control.tell(start.worker, traceback.format_exc())
         raise SystemExit(1) from None
 
 
 def _identity(value: Any) -> Any:
+    return value
+
+
+def _rebuilt(payload: Payload, extra: list[int]) -> Any:
+    """What the payload holds; frameworks that it imports get their settings when they are there."""
+    frameworks: list[Callable[[], None]] = pickle.loads(payload.surroundings["frameworks"])
+    for apply in frameworks:
+        apply()
+    value = payload.value(extra)
+    for apply in frameworks:
+        apply()
     return value
 
 
@@ -209,6 +226,11 @@ def _settle(around: dict[str, Any]) -> None:
     os.environ.clear()
     os.environ.update(around["environ"])
     os.chdir(around["directory"])
+    np.seterr(**around["errstate"])
+    decimal.setcontext(around["decimal"])
+    with contextlib.suppress(locale.Error):
+        locale.setlocale(locale.LC_ALL, around["locale"])
+    sys.modules["__main__"].__loader__ = None  # else its repr, as in errors of pickle, warns before Python 3.12
 
 
 def _write_lines() -> None:
@@ -293,13 +315,18 @@ class Worker:
         self._slots = Slots(start.arena)
         self._control = control
         self._listener = listener
+        self._notices: list[str] = []
 
-    def run(self, read: Callable[[], WorkerFetch]) -> None:
-        """Read the payload, then answer tickets until one says stop or the pipe ends."""
+    def run(self, read: Callable[[], WorkerFetch], compare: Callable[[], list[str]] = list) -> None:
+        """Read the payload, then answer tickets until one says stop or the pipe ends.
+
+        `compare` has something to say, with the first answer, if the user's modules are not what they were read for.
+        """
         control, number = self._control, self._number
         try:
             fetch = read()
             fetch.begin(number)
+            self._notices = compare()
         except BaseException as error:  # also SystemExit: the parent must hear of it, whatever it is
             self._send(Reply(-1, number, error=error), self._slots[1 + number], None)
             return
@@ -337,6 +364,9 @@ class Worker:
         extras = reply.extras
         if (said := self._listener.take()) is not None:
             extras = {**(extras or {}), "said": said}
+        if self._notices and request is not None:
+            extras = {**(extras or {}), "notices": [*self._notices, *(extras or {}).get("notices", ())]}
+            self._notices = []
         if reply.error is not None:
             kind |= ERROR
             value = (describe(reply.error), extras)

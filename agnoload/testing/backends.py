@@ -6,6 +6,7 @@ import gc
 import mmap
 import pickle
 import random
+import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -90,6 +91,8 @@ def _facts(kind: type[Backend]) -> None:
     _must(
         world is None or 0 <= world[0] < world[1], f"world() must be None or (rank, size) with rank < size, got {world}"
     )
+    settings = backend.settings() if framework is None or framework in sys.modules else None
+    _must(settings is None or callable(pickle.loads(pickle.dumps(settings))), "settings() must be None or a function")
     environment = backend.worker_environment()
     text = isinstance(environment, Mapping) and all(
         isinstance(word, str) for pair in environment.items() for word in pair

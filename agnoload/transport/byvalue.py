@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 import io
 import pickle
+import sys
+import threading
 import types
 import uuid
 import weakref
 from collections import ChainMap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any, ClassVar, NamedTuple
 
 import cloudpickle
 import numpy.typing as npt
 
+from agnoload.errors import CALLED, add_note
+from agnoload.locks import free_in_forks
 from agnoload.memory import NUMPYS_OWN, PYTHONS_OWN
+
+_cloud: Any = cloudpickle.cloudpickle
+free_in_forks(_cloud._DYNAMIC_CLASS_TRACKER_LOCK)
 
 
 def _code(code: types.CodeType) -> Any:
     function, arguments = cloudpickle.Pickler.dispatch_table[types.CodeType](code)
-    named = tuple(code.co_filename if argument == "<dynamic-code>" else argument for argument in arguments)
-    return function, named
+    # Comparing bytes with text is a warning under `python -b`.
+    return function, tuple(code.co_filename if type(a) is str and a == "<dynamic-code>" else a for a in arguments)
 
 
 def _view(view: memoryview) -> Any:
@@ -41,21 +51,94 @@ def _seen(data: bytes | bytearray, form: str, shape: tuple[int, ...] | None) -> 
     return view
 
 
-def _with_slots(value: type, reduced: Any) -> Any:
-    """A class as cloudpickle reduces it, with the `__slots__` that it must be made with: later they are but a name.
+def _class(value: type, reduced: Any) -> Any:
+    """A class as cloudpickle reduces it, for `_skeleton`, with the `__slots__` that cannot be added later.
 
     A `NamedTuple` gives them to itself, and refuses any other.
     """
-    slots = value.__dict__.get("__slots__")
-    if (
-        slots is None
-        or NamedTuple in getattr(value, "__orig_bases__", ())
-        or not isinstance(reduced, tuple)
-        or reduced[0].__name__ != "_make_skeleton_class"
-    ):
+    if not isinstance(reduced, tuple) or reduced[0] is not _cloud._make_skeleton_class:
         return reduced
-    function, (meta, name, bases, attributes, *others), *state = reduced
-    return function, (meta, name, bases, {**attributes, "__slots__": slots}, *others), *state
+    _, (meta, name, bases, attributes, *others), *state = reduced
+    slots = value.__dict__.get("__slots__")
+    if slots is not None and NamedTuple not in getattr(value, "__orig_bases__", ()):
+        attributes = {**attributes, "__slots__": slots}
+    return _skeleton, (meta, name, bases, attributes, *others), *state
+
+
+def _skeleton(meta: Any, name: str, bases: Any, attributes: dict[str, Any], token: str, extra: Any) -> type:
+    """A class that is still to get its attributes.
+
+    A metaclass or `__init_subclass__` that travels by value has run where the class was defined, and what it has
+    changed travels too: it does not run again. One of an imported module does, since that module was imported afresh.
+    """
+    made: type | None = _cloud._DYNAMIC_CLASS_TRACKER_BY_ID.get(token)
+    if made is not None:
+        return made
+    imported = next(kind for kind in meta.__mro__ if kind not in _cloud._DYNAMIC_CLASS_TRACKER_BY_CLASS)
+    call = meta if imported is meta else functools.partial(imported.__new__, meta)
+    try:
+        with _hooks_removed(types.resolve_bases(bases)):
+            made = _cloud._make_skeleton_class(call, name, bases, attributes, token, extra)
+    except Exception as error:
+        add_note(
+            error,
+            f"while the class {name} was rebuilt in this process: it is not in a module that can be imported here, so "
+            "the metaclass or __init_subclass__ that it inherits was called again, with an empty class and without "
+            f"keywords. Define {name} in a module",
+        )
+        raise
+    return made
+
+
+@contextmanager
+def _hooks_removed(bases: tuple[type, ...]) -> Iterator[None]:
+    by_value = {kind for base in bases for kind in base.__mro__ if kind in _cloud._DYNAMIC_CLASS_TRACKER_BY_CLASS}
+    hooks = {kind: vars(kind)["__init_subclass__"] for kind in by_value if "__init_subclass__" in vars(kind)}
+    for kind in hooks:
+        type.__delattr__(kind, "__init_subclass__")
+    try:
+        yield
+    finally:
+        for kind, hook in hooks.items():
+            type.__setattr__(kind, "__init_subclass__", hook)
+
+
+def _cached_function(value: Any) -> Any:
+    """A function under `functools.lru_cache`: elsewhere its cache is empty."""
+    found = _cloud._lookup_module_and_qualname(value)
+    if found is not None and not _cloud._is_registered_pickle_by_value(found[0]):
+        return value.__qualname__
+    parameters = value.cache_parameters()
+    state = {name: held for name, held in vars(value).items() if name not in ("__wrapped__", "cache_parameters")}
+    return _cached, (value.__wrapped__, parameters["maxsize"], parameters["typed"]), state
+
+
+def _cached(function: Callable[..., Any], maxsize: int | None, typed: bool) -> Any:
+    return functools.lru_cache(maxsize, typed)(function)
+
+
+def _cached_property(value: functools.cached_property[Any]) -> Any:
+    """Without the lock that it has before Python 3.12."""
+    return type(value), (value.func,), {name: held for name, held in vars(value).items() if name != "lock"}
+
+
+_DISPATCHING = {code for code in functools.singledispatch.__code__.co_consts if isinstance(code, types.CodeType)}
+
+
+def _dispatcher(registry: Mapping[type, Callable[..., Any]]) -> Any:
+    made = functools.singledispatch(registry[object])
+    for kind, function in registry.items():
+        made.register(kind, function)
+    return made
+
+
+def _import_home(value: Any) -> None:
+    """Import the module that a class or function names, as plain pickle does: cloudpickle looks only at those that are
+    imported already, and would send a copy."""
+    module = getattr(value, "__module__", None)
+    if isinstance(module, str) and module not in sys.modules:
+        with suppress(*CALLED):
+            importlib.import_module(module)
 
 
 Packed = tuple[Callable[[npt.NDArray[Any]], Any], npt.NDArray[Any]]
@@ -93,7 +176,14 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """cloudpickle, with the file names of code that travels by value, so that a worker's traceback shows the lines."""
 
     dispatch_table: ClassVar[Any] = ChainMap(
-        {types.CodeType: _code, memoryview: _view}, cloudpickle.Pickler.dispatch_table
+        {
+            types.CodeType: _code,
+            memoryview: _view,
+            functools._lru_cache_wrapper: _cached_function,
+            functools.cached_property: _cached_property,
+            threading.local: lambda _: (threading.local, ()),  # to a thread of another process it is empty anyway
+        },
+        cloudpickle.Pickler.dispatch_table,
     )
     classes: dict[str, type] | None = None
     """Collects the classes that travel by value, if given, each under a name for `learn_classes`."""
@@ -106,9 +196,13 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             reduced = as_array(value)
         if reduced is not NotImplemented:
             return reduced
+        if isinstance(value, (type, types.FunctionType)):
+            _import_home(value)
         reduced = super().reducer_override(value)
         if isinstance(value, type):
-            reduced = _with_slots(value, reduced)
+            reduced = _class(value, reduced)
+        elif reduced is not NotImplemented and value.__code__ in _DISPATCHING:
+            return _dispatcher, (dict(value.registry),)
         if self.classes is not None and reduced is not NotImplemented and isinstance(value, type):
             token = uuid.uuid4().hex
             _by_name[token] = self.classes[token] = value
@@ -129,10 +223,10 @@ def learn_classes(classes: dict[str, type]) -> None:
 def class_by_name(value: type) -> Any:
     """A class that this process has learnt, in the reduced form that pickle takes; NotImplemented for any other."""
     name = _names.get(value)
-    return NotImplemented if name is None else (_class, (name,))
+    return NotImplemented if name is None else (_class_named, (name,))
 
 
-def _class(name: str) -> type:
+def _class_named(name: str) -> type:
     return _by_name[name]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import pickle
 import sys
+import threading
 import types
 from collections.abc import Callable, MutableSequence
 from typing import Any
@@ -15,7 +16,7 @@ from agnoload.errors import DatasetNotPicklable, one_line
 from agnoload.memory import NUMPYS_OWN, PYTHONS_OWN
 from agnoload.transport.payload import find_culprit
 
-_SHARED = (type, types.FunctionType, types.ModuleType, np.ndarray)
+_SHARED = (type, types.FunctionType, types.ModuleType, np.ndarray, threading.local)
 
 
 class Copies:
@@ -57,7 +58,7 @@ class Copies:
     def _explain(self, name: str, value: Any, error: Exception) -> DatasetNotPicklable:
         path, culprit = find_culprit({name: value}, self._copies)
         return DatasetNotPicklable(
-            f"{path} ({type(culprit).__module__}.{type(culprit).__qualname__}) cannot be copied: "
+            f"{path or name} ({type(culprit).__module__}.{type(culprit).__qualname__}) cannot be copied: "
             f"{one_line(error)}. Every thread reads a copy of a stream: make this object when the stream "
             "is iterated, leave it out in __getstate__, or use num_workers=0"
         )

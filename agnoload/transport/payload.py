@@ -17,6 +17,7 @@ import struct
 import sys
 import threading
 import time
+import traceback
 import types
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -25,14 +26,15 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
-from agnoload.errors import DatasetNotPicklable, one_line
+from agnoload.errors import DatasetNotPicklable, add_note, one_line
+from agnoload.locks import free_in_forks
 from agnoload.transport.arena import HUGE, aligned, anonymous_file
 from agnoload.transport.arena import Mapping as Memory
 from agnoload.transport.byvalue import Pickler, learn_classes
 from agnoload.transport.shared import receiving
 
 _HEAD = struct.Struct("<4q")  # bytes of the surroundings, of the pickle, number of spans, bytes in all
-_packing = threading.RLock()
+_packing = free_in_forks(threading.RLock())
 
 
 def pack(
@@ -53,7 +55,10 @@ def pack(
         try:
             pickler.dump((value, classes))  # the second is full when the first has been written
         except Exception as error:
-            raise _explain(error, parts, method) from error
+            path, culprit = find_culprit(parts, _pickles)
+            if not path and not isinstance(error, _PICKLINGS_OWN):
+                raise  # out of a signal handler: it is not about what is packed
+            raise _explain(error, path or "the loader", culprit, method) from error
     header = stream.getbuffer()
     around = pickle.dumps(surroundings, 5)
     raws = [buffer.raw() for buffer in buffers]
@@ -113,7 +118,11 @@ class Payload:
         spans = struct.unpack_from(f"<{2 * self._spans}q", self._view, end)
         buffers = [self._view[o : o + n] for o, n in zip(spans[::2], spans[1::2], strict=True)]
         with receiving(extra):
-            value, classes = pickle.loads(self._view[self._start : end], buffers=buffers)
+            try:
+                value, classes = pickle.loads(self._view[self._start : end], buffers=buffers)
+            except Exception as error:
+                _note_rebuilding(error)
+                raise
         learn_classes(classes)
         return value
 
@@ -139,7 +148,7 @@ def _unimportable_by_value() -> Iterator[None]:
         if (
             isinstance(module, types.ModuleType)
             and getattr(module, "__file__", None)
-            and name not in ("__main__", "__mp_main__")
+            and name != "__main__"  # cloudpickle sends that by value; `__mp_main__` is the script in a spawned process
             and not _importable(top, path)
             and not _installed_by_hook(sys.modules.get(top))
         ):
@@ -171,26 +180,51 @@ def _installed_by_hook(module: Any) -> bool:
     return False
 
 
-def _explain(error: Exception, parts: Mapping[str, Any], method: str) -> DatasetNotPicklable:
-    path, culprit = find_culprit(parts, _pickles)
+_PICKLINGS_OWN = (pickle.PickleError, TypeError, AttributeError, RecursionError)
+"""What a pickler raises by itself."""
+
+
+def _explain(error: Exception, path: str, culprit: Any, method: str) -> DatasetNotPicklable:
     kind = f" ({type(culprit).__module__}.{type(culprit).__qualname__})" if culprit is not None else ""
+    way_out = "use worker_type='thread' or num_workers=0"
+    if hasattr(type(culprit), "close"):  # a file, a connection
+        way_out = (
+            "open it on first use into a threading.local(), which suits worker threads too (they must not share it), "
+            "or use num_workers=0"
+        )
     remedy = (
         f"With the start method {method!r} everything that a worker uses must pickle: make this object in "
-        "worker_init_fn or on first use in __getitem__, leave it out in __getstate__, or use worker_type='thread' or "
-        "num_workers=0"
+        f"worker_init_fn or on first use in __getitem__, leave it out in __getstate__, or {way_out}"
     )
     if isinstance(culprit, types.GeneratorType):
         remedy = "It could be read only once, too: write an agnoload.IterableDataset whose __iter__ begins anew"
     return DatasetNotPicklable(f"{path}{kind} cannot be sent to a worker process: {one_line(error)}. {remedy}")
 
 
+def _note_rebuilding(error: Exception) -> None:
+    """Say where the error comes from; where a `__getattr__` is to blame, name its class and the remedy."""
+    add_note(error, "while the worker rebuilt the dataset and what belongs to it from its pickle")
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        code = frame.f_code
+        method = code.co_name == "__getattr__" and code.co_argcount == 2
+        if method and isinstance(error, (RecursionError, AttributeError)):
+            kind = type(frame.f_locals.get(code.co_varnames[0]))
+            add_note(
+                error,
+                f"pickle asks for __setstate__ before {kind.__module__}.{kind.__qualname__} has any attribute, which "
+                "its __getattr__ does not expect: let it raise AttributeError(name) for names that begin with '__'",
+            )
+            return
+
+
 def find_culprit(parts: Mapping[str, Any], works: Callable[[Any], bool]) -> tuple[str, Any]:
-    """The path to what does not work by itself, as deep as it goes within half a second, and what lies there."""
+    """The path to what does not work by itself, as deep as it goes within half a second, and what lies there; an empty
+    path if all parts work."""
     deadline = time.monotonic() + 0.5
     for name, part in parts.items():
         if not works(part):
             return _descend(name, part, works, deadline)
-    return "the loader", None
+    return "", None
 
 
 def _pickles(value: Any) -> bool:

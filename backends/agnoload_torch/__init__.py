@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from importlib import import_module
 from typing import Any
 
@@ -127,11 +127,44 @@ class TorchBackend(Backend):
         generator.manual_seed(number)
         return lambda: generator.set_state(before)
 
+    def settings(self) -> Callable[[], None] | None:
+        torch = self.require()
+        found = (
+            str(torch.get_default_dtype()).removeprefix("torch."),
+            torch.get_deterministic_debug_mode(),
+            _precision(torch),
+            torch.multiprocessing.get_sharing_strategy(),
+        )
+        return None if found == _AS_IMPORTED else partial(_apply, *found)
+
     def world(self) -> tuple[int, int] | None:
         torch = sys.modules.get("torch")
         if torch is None or not torch.distributed.is_available() or not torch.distributed.is_initialized():
             return None
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
+
+
+_AS_IMPORTED = ("float32", 0, "highest", "file_descriptor" if sys.platform != "darwin" else "file_system")
+
+
+def _precision(torch: Any) -> str | None:
+    try:
+        precision: str = torch.get_float32_matmul_precision()
+    except RuntimeError:  # it was set in the newer way, for each kind of operation
+        return None
+    return precision
+
+
+def _apply(dtype: str, deterministic: int, precision: str | None, sharing: str) -> None:
+    """In a worker: torch's settings, those that change what samples are before anything is made with them."""
+    if "torch" not in sys.modules and (dtype, deterministic) == _AS_IMPORTED[:2]:
+        return
+    torch = import_module("torch")
+    torch.set_default_dtype(getattr(torch, dtype))
+    torch.set_deterministic_debug_mode(deterministic)
+    if precision is not None:
+        torch.set_float32_matmul_precision(precision)
+    torch.multiprocessing.set_sharing_strategy(sharing)
 
 
 def _resolve(torch: Any, device: Any) -> Any:

@@ -140,6 +140,23 @@ with DataLoader(Labelled(), 2) as opened:
     for _pixels, labels in opened:
         reveal_type(labels)  # NDArray[Any]
 
+
+# An annotation says what a sample is, as torch's does; it may say what a batch is, too.
+class Shuffled(DataLoader[F32]): ...
+
+
+def of_samples() -> DataLoader[F32]:
+    return DataLoader(Arrays(), 2)
+
+
+def of_batches() -> DataLoader[tuple[F32, int], set[str]]:
+    return DataLoader(Labelled(), 2, collate_fn=names_of)
+
+
+reveal_type(next(iter(Shuffled(Arrays(), 2))))  # Any
+reveal_type(next(iter(of_samples())))  # Any
+reveal_type(next(iter(of_batches())))  # set[str]
+
 # Datasets say what a sample is.
 x, y = np.zeros((4, 2)), np.zeros(4)
 reveal_type(agnoload.ArrayDataset(x, y)[0])  # tuple[NDArray[Any], NDArray[Any]]
