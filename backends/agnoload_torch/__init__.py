@@ -133,6 +133,9 @@ class TorchBackend(Backend):
             return None
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
 
+    def enter_worker(self, look: Callable[[], Any]) -> None:
+        import_module("agnoload_torch.workers").install(look)
+
 
 def _resolve(torch: Any, device: Any) -> Any:
     """The `torch.device` that an option names, if this machine has it."""
