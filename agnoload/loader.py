@@ -538,9 +538,9 @@ class DataLoader(Generic[SampleT, BatchT]):
         options, workers, plan = self._options, self.num_workers, self._new_stream_plan(place)
         if plan.replays:
             self._say_once(
-                f"the stream has no state_dict of its own ({brief(part_without_state(options.dataset))} has none, or one "
-                "that leaves out a shuffle buffer), so resuming replays it: it reads it again from the start of the epoch "
-                "up to where it was. Give it state_dict and load_state_dict to spare that"
+                f"the stream has no state_dict of its own ({brief(part_without_state(options.dataset))} has none), so "
+                "resuming replays it: it reads it again from the start of the epoch up to where it was. Give it "
+                "state_dict and load_state_dict to spare that"
             )
         if 0 < plan.lanes < workers:
             self._say_once(

@@ -1,8 +1,8 @@
 """Streams: datasets that are iterated, and who yields what of them.
 
 `cursor`: how a stream is read. `base`: the streams, and `map`, `filter` and `+` of them. `ranks`, `shuffle`, `group`,
-`mixture`, `files`: what else is made of streams. `read` and `plan`: a worker's and the loader's side; `compare`: whether
-workers have read the same.
+`mixture`, `files`: what else is made of streams. `read` and `plan`: a worker's and the loader's side;
+`compare`: whether workers have read the same.
 """
 
 from agnoload.streams.base import (
