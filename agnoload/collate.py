@@ -100,7 +100,7 @@ def _convert(leaf: Any) -> Any:
     if rule is _scalars:
         return np.asarray(leaf)
     if rule is _foreign:
-        array = None if _to_numpy is None else _to_numpy(leaf)
+        array = foreign_array(leaf)
         if array is not None:
             return array
         if hasattr(leaf, "__dlpack__") and hasattr(leaf, "__array__"):  # an array, not just convertible like an image
@@ -169,6 +169,11 @@ def set_to_numpy(function: Callable[[Any], Array | None] | None) -> None:
     """
     global _to_numpy
     _to_numpy = function
+
+
+def foreign_array(leaf: Any) -> Array | None:
+    """An array of another library's as a NumPy array, None for what nobody knows."""
+    return None if _to_numpy is None else _to_numpy(leaf)
 
 
 # -- which rule
@@ -432,7 +437,7 @@ def as_array(value: Any, path: Path, item: int) -> Array:
     if rule is _scalars or rule in _NUMBER_RULES or isinstance(value, np.ndarray):
         return np.asarray(value)
     try:
-        array = None if _to_numpy is None else _to_numpy(value)
+        array = foreign_array(value)
         if array is None and (hasattr(value, "__array__") or hasattr(value, "__array_interface__")):
             held = hasattr(value, "dtype") and hasattr(value, "shape")
             if not held and not hasattr(value, "__dlpack__"):

@@ -18,7 +18,7 @@ from agnoload.messages import EMPTY, Failure, Reply, Request
 from agnoload.plan import REST, Told
 from agnoload.protocols import Empty, IndexArray
 from agnoload.seeding import Purpose, Rewinder, SampleContext
-from agnoload.streams import COLLATING, StreamReader, first_states, is_indexed
+from agnoload.streams import COLLATING, StreamReader, first_states, is_indexed, is_shared
 from agnoload.tolerance import Retry
 from agnoload.transport.copies import Copies
 from agnoload.words import number_of
@@ -141,12 +141,14 @@ class Fetcher:
         if self._plugins is not None:  # a process of its own
             install_registry(self._registry)
             plugins.install_table(self._plugins)
+        plugins.enter_worker()
         if self._stream_first is not None:
             first_states(self.dataset, self._stream_first)
         if self.worker_init_fn is not None:
             before = _attributes(self.dataset)
             self.worker_init_fn(worker)
-            self._doubtful = self._workers > 1 and before == _attributes(self.dataset)
+            same = before == _attributes(self.dataset)
+            self._doubtful = self._stream and self._workers > 1 and same and not is_shared(self.dataset)
 
     def close(self) -> None:
         """Let go of what a stream has open; a request that comes later opens it anew."""
@@ -365,7 +367,7 @@ class Fetcher:
             samples, key = portion.samples, portion[4:7]
             if self._doubtful and portion.self_sharded:
                 self._doubt()
-            told = Told(portion.end, portion.left, portion.places, portion.state, *portion[-2:])
+            told = Told(portion.end, portion.left, portion.places, *portion[7:])
         fetched = time.monotonic()
         extras: dict[str, Any] | None = None
         if told is not None and told != Told(places=request.size):

@@ -9,7 +9,8 @@ from __future__ import annotations
 import random
 import sys
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -399,6 +400,7 @@ class RequestGenerators:
         seeding.make_current(self._context)
         if self._shared:
             return
+        self._context.undisturbed = self.undisturbed
         if not self._own:
             self._saved = self._process.save(), []
             self._save_kept(self._saved[1])
@@ -419,6 +421,7 @@ class RequestGenerators:
             self._saved = None
         if self._outer is not None:
             seeding.make_current(self._outer[0])
+            self._context.undisturbed = nullcontext  # the two must not keep each other alive
             self._outer = None
 
     def _replaced(self) -> bool:
@@ -435,6 +438,16 @@ class RequestGenerators:
         self._context.made = None
         if not self._shared:
             self._restore(self._marked)
+
+    @contextmanager
+    def undisturbed(self) -> Iterator[None]:
+        """Whatever is run within, all generators are as before behind it: a state that is loaded may hold some."""
+        states = self._save()
+        self._restore(states)
+        try:
+            yield
+        finally:
+            self._restore(states)
 
     def seed(self) -> None:
         """Put all generators into the state of the request, or of the batch, that the context stands in."""

@@ -334,7 +334,7 @@ class StreamedPlan(Plan):
             samples = [True] * min(reply.samples, 1)
             self._stream.arrived(
                 request,
-                Portion(samples, told.end, told.left, told.places, 0, 1, 0, told.state, told.self_sharded),
+                Portion(samples, told.end, told.left, told.places, 0, 1, 0, *told[3:]),
             )
 
     def delivered(self, cut: Cut) -> None:
@@ -374,6 +374,7 @@ class Told(NamedTuple):
     state: Any = None
     self_sharded: bool = False
     others: bool = False
+    sums: tuple[int, int] | None = None
 
 
 class _Samples(list[Any]):

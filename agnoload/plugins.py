@@ -24,6 +24,7 @@ from agnoload.locks import free_in_forks
 from agnoload.protocols import Backend, missing_framework
 from agnoload.seeding import set_seed_from
 from agnoload.transport.byvalue import Packed, set_packer
+from agnoload.worker_info import framework_worker_info
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint  # 15 ms that a worker, and a user of NumPy only, need not pay
@@ -116,6 +117,7 @@ class Loaded:
         self.table = tuple(table)
         self._waiting = [(plugin.framework, plugin) for plugin in table]
         self._backends: tuple[Backend, ...] = ()
+        self._works = False
         self._owners: dict[type, Backend] = {}
 
     def backends(self) -> tuple[Backend, ...]:
@@ -130,7 +132,17 @@ class Loaded:
             ready = [plugin for framework, plugin in self._waiting if modules.get(framework) is not None]
             made = [backend for plugin in ready if (backend := _make_or_warn(plugin)) is not None]
             self._backends += tuple(made)
+            if self._works:
+                _enter(made)
             self._waiting = [pair for pair in self._waiting if pair[1] not in ready]
+
+    def enter_worker(self) -> None:
+        """This process loads samples for a loader, or has threads that do: all frameworks are told, now or later."""
+        self.backends()
+        with self._lock:
+            if not self._works:
+                self._works = True
+                _enter(self._backends)
 
     def to_numpy(self, leaf: Any) -> npt.NDArray[Any] | None:
         owner = self._owners.get(type(leaf))
@@ -176,6 +188,16 @@ def install_table(table: Sequence[Plugin]) -> None:
 def loaded_backends() -> tuple[Backend, ...]:
     """One backend for each framework that this process has imported; some 0.2 microseconds when none is new."""
     return (_loaded or _of_this_process()).backends()
+
+
+def enter_worker() -> None:
+    """Called by each worker before any user code runs in it: what frameworks say of workers is then true."""
+    (_loaded or _of_this_process()).enter_worker()
+
+
+def _enter(backends: Iterable[Backend]) -> None:
+    for backend in backends:
+        backend.enter_worker(framework_worker_info)
 
 
 def to_numpy(leaf: Any) -> npt.NDArray[Any] | None:

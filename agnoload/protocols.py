@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from agnoload.errors import AgnoloadWarning, BackendUnavailable, OptionError
 from agnoload.messages import Reply, Request
+from agnoload.worker_info import WorkerInfo
 
 IndexArray = npt.NDArray[np.int64]
 
@@ -196,6 +197,13 @@ class Backend:
         what changes results is worth an import of the framework. Asked where the framework is loaded.
         """
         return None
+
+    def enter_worker(self, look: Callable[[], WorkerInfo | None]) -> None:
+        """Let the framework's own function of this kind, if it has one, say in workers what `look()` gives there.
+
+        Called in a process that loads samples for a loader, or has threads that do, once the framework is loaded there.
+        `look()` gives None outside of workers. It counts as asking: a stream that looks splits itself.
+        """
 
     def worker_environment(self) -> Mapping[str, str]:
         """Environment variables for worker processes, set before anything of the framework is loaded there."""

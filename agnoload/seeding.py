@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import secrets
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from enum import IntEnum
 from functools import lru_cache
@@ -151,7 +151,7 @@ class SampleContext:
     `item` is the number, within the request, of the sample being loaded.
     """
 
-    __slots__ = ("epoch", "first", "item", "made", "purpose", "rank", "rewinder", "seed", "stride")
+    __slots__ = ("epoch", "first", "item", "made", "purpose", "rank", "rewinder", "seed", "stride", "undisturbed")
 
     def __init__(self, rewinder: Rewinder) -> None:
         self.rewinder = rewinder
@@ -163,6 +163,8 @@ class SampleContext:
         self.item = 0
         self.purpose = Purpose.SAMPLE
         self.made: tuple[int, int, Purpose] | None = None
+        self.undisturbed: Callable[[], AbstractContextManager[None]] = nullcontext
+        """A context behind which all generators are as they were before it, where somebody has set them."""
 
     def at(self, seed: int, epoch: int, first: int, stride: int, rank: int) -> None:
         """Move to the first sample of another request."""

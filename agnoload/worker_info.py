@@ -26,7 +26,10 @@ class WorkerInfo:
     asked: int = 0
     """How often user code has looked: a stream that asks shards itself."""
     on_asked: Callable[[], None] | None = field(default=None, repr=False, compare=False)
-    """Called whenever user code looks, by who must know at once."""
+    """Called whenever user code looks, by who must know at once: while a stream is read."""
+    divisible: bool = True
+    """Whether a stream that is read may split itself: not where each worker reads lanes, or parts of which some might
+    not."""
 
 
 _current: ContextVar[WorkerInfo | None] = ContextVar("agnoload_worker_info", default=None)
@@ -44,6 +47,15 @@ def get_worker_info() -> WorkerInfo | None:
         if info.on_asked is not None:
             info.on_asked()
     return info
+
+
+def framework_worker_info() -> WorkerInfo | None:
+    """The same for code that was written for a framework's loader, and asks the framework.
+
+    None, as without workers, where a stream is read that must not split itself: such code always would.
+    """
+    info = _current.get()
+    return None if info is not None and info.on_asked is not None and not info.divisible else get_worker_info()
 
 
 def peek_worker_info() -> WorkerInfo | None:

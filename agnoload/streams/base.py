@@ -16,6 +16,7 @@ from agnoload.streams.cursor import (
     Cursor,
     CursorStream,
     FirstState,
+    Made,
     Opening,
     RowsCursor,
     ShardsCursor,
@@ -53,7 +54,8 @@ class IterableDataset(Generic[T_co]):
     stream that can be read in parts should offer `num_shards` and `shard(i)` (an iterable) instead of, or beside,
     `__iter__`: each worker then reads its own. A stream with `state_dict` and `load_state_dict` is resumed where it
     stood; one with `set_epoch` is told the epoch. A stream that asks `get_worker_info()` before its first sample splits
-    itself, and is left alone.
+    itself, and is left alone; so is one with `shared_source = True`, whose items go to one reader each, as from a
+    queue. The readers of any other stream must see the same samples, and it is an error if they do not.
 
     `map`, `filter`, `shuffle`, `take`, `batch`, `pack`, `split_by_rank` and `a + b` make new streams. `__len__`, where
     it can be given, is the number of samples; a loader's `len` needs it.
@@ -67,6 +69,8 @@ class IterableDataset(Generic[T_co]):
     lanes: int = 16
     """Through how many lanes the shards are read at once, by all workers together. The batches depend on it: it belongs
     to the data, not to the machine."""
+    shared_source: bool = False
+    """Whether each item goes to one reader only, as from a queue: then each worker delivers all that it reads."""
 
     def __iter__(self) -> Iterator[T_co]:
         number = num_shards_of(self)
@@ -247,7 +251,7 @@ class _FilterCursor(Cursor):
             try:
                 sample = self._source.finish(draft)
                 if applied(self._function, sample):
-                    return draft, sample
+                    return Made((draft, sample))
             except Exception as error:
                 note_where(error, self._source, draft)
                 raise

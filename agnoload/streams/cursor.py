@@ -11,6 +11,7 @@ import copy
 import inspect
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from agnoload import seeding
@@ -93,6 +94,12 @@ def note_where(error: Exception, cursor: Cursor, draft: Any) -> None:
     where = cursor.where(draft)
     if where:
         add_note(error, where)
+
+
+class Made(tuple[Any, Any]):
+    """A draft that had to be finished to see what comes next: it, and the sample."""
+
+    __slots__ = ()
 
 
 class CursorStream(Generic[T_co]):
@@ -179,15 +186,14 @@ class ForeignCursor(Cursor):
     def _begin(self) -> Iterator[Any]:
         stream = self._stream
         tell_epoch(stream)
-        if is_stateful(stream):
+        stateful, state = is_stateful(stream), self._state
+        if stateful:
             first = first_state(stream)
-            if self._state is not None:
-                go_back(stream, self._state)
-            elif first:
-                stream.load_state_dict(copy.deepcopy(first[0]))
+            if state is not None or first:
+                go_back(stream, first[0] if state is None and first else state)
         iterator: Any = iter(stream)
-        if self._state is not None and not is_stateful(stream):
-            go_back(iterator, self._state)
+        if state is not None and (iterator is stream or not stateful):  # its own iterator may start afresh in `iter`
+            go_back(iterator, state)
         return iterator  # type: ignore[no-any-return]
 
     def close(self) -> None:
@@ -219,13 +225,27 @@ def tell_epoch(stream: Any) -> None:
 
 def is_stateful(thing: Any) -> bool:
     """Whether it can say where it stands and go back there."""
-    return callable(getattr(thing, "state_dict", None)) and callable(getattr(thing, "load_state_dict", None))
+    able = callable(getattr(thing, "state_dict", None)) and callable(getattr(thing, "load_state_dict", None))
+    return able and not has_buffer(thing)
+
+
+def has_buffer(thing: Any) -> bool:
+    """Whether it is a stream of Hugging Face's that shuffles through a buffer: its state leaves out what lies there."""
+    waiting: list[Any] = [getattr(thing, "_ex_iterable", None)]
+    while waiting:
+        part = waiting.pop()
+        if hasattr(part, "buffer_size"):
+            return True
+        waiting += [part.ex_iterable] if hasattr(part, "ex_iterable") else getattr(part, "ex_iterables", ())
+    return False
 
 
 def go_back(thing: Any, state: Any) -> None:
-    """Give user code a copy of the state that it has saved."""
+    """Give user code a copy of the state that it has saved; what it sets besides, generators stay as they are due."""
+    context = seeding.current()
     try:
-        thing.load_state_dict(copy.deepcopy(state))
+        with nullcontext() if context is None else context.undisturbed():
+            thing.load_state_dict(copy.deepcopy(state))
     except Exception as error:
         raise StateError(
             f"{type(thing).__name__} must take what its state_dict() gave, but load_state_dict({shown(state)}) raised "

@@ -55,6 +55,10 @@ class _Lane:
     left: list[Any] = field(default_factory=list)
     left_at: int = 0
     """The place of the first sample that is left."""
+    sum: int | None = None
+    """The check sum behind the last batch that has arrived, if readers give some."""
+    reader: int = 0
+    """Who has read that batch."""
 
 
 @dataclass(slots=True)
@@ -103,7 +107,8 @@ class StreamPlan:
         self._size = size
         self._workers = max(1, workers)
         self._drop_last = drop_last
-        self._kind: Kind = "lanes" if self._layout.lanes else "workers" if self_sharded and workers else "stream"
+        own = (self_sharded or self._layout.shared) and workers
+        self._kind: Kind = "lanes" if self._layout.lanes else "workers" if own else "stream"
         self._lanes = [_Lane() for _ in range(self._width())]
         self._turn = 0
         self._merged = 0
@@ -139,7 +144,7 @@ class StreamPlan:
 
         A stream with shards reads at most the shards again that are open.
         """
-        return not self.lanes and any(count > at for count, at, _ in self.start["lanes"])
+        return not self.lanes and not self._layout.shared and any(count > at for count, at, _ in self.start["lanes"])
 
     @property
     def over(self) -> bool:
@@ -230,12 +235,29 @@ class StreamPlan:
             if not entry.settled:
                 if entry.portion is None and not entry.delivered:
                     break
+                self._compare_sums(entry)
                 if entry.portion is not None:
                     self._conclude(entry, entry.portion)
                 entry.settled = True
         self._over = all(lane.ended for lane in self._lanes)
         while entries and entries[0].done:
             self._pass(entries.popleft())
+
+    def _compare_sums(self, entry: _Entry) -> None:
+        """Whether the reader of a batch has gone past what others deliver before it; also of one behind the end."""
+        sums = None if entry.portion is None else entry.portion.sums
+        lane, owner = self._lanes[0], entry.request.owner
+        if sums is not None and lane.sum is not None and sums[0] != lane.sum:
+            raise AgnoloadError(
+                f"all workers must read the same samples of {self._layout.compared}, but among the first "
+                f"{self._place(entry.request)} workers {lane.reader} and {owner} have read different ones: some would "
+                "be lost, others come twice. If the stream draws at random or depends on its process (the clock, the "
+                "order of a set), draw from agnoload.sample_rng() (in worker processes also from random or np.random), "
+                "sort sets, and do what may differ in map(). If workers are to read different samples, ask "
+                "get_worker_info() before the first one and split by it, or give the stream num_shards and shard(i), "
+                "or shared_source = True if each item goes to one reader only. Or use num_workers=1"
+            )
+        lane.sum, lane.reader = (None, 0) if sums is None else (sums[1], owner)
 
     def _conclude(self, entry: _Entry, portion: Portion) -> None:
         lane = self._lanes[self._lane_of(entry.request)]

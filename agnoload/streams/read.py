@@ -15,11 +15,13 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from agnoload import seeding
-from agnoload.errors import AgnoloadError, StateError
+from agnoload.errors import AgnoloadError, OptionError, StateError
 from agnoload.ranks import rank_and_world
-from agnoload.streams.base import all_parts_of, first_states, lanes_of
+from agnoload.streams.base import FilteredStream, all_parts_of, first_states, lanes_of, parts_of
+from agnoload.streams.compare import extended, sketch
 from agnoload.streams.cursor import (
     Cursor,
+    CursorStream,
     Opening,
     ShardsCursor,
     is_stream,
@@ -29,12 +31,17 @@ from agnoload.streams.cursor import (
     tell_epoch,
 )
 from agnoload.streams.ranks import has_others, split_of
+from agnoload.words import brief
 from agnoload.worker_info import peek_worker_info
 
 FINISHING = 1 << 31
 """Added to the rank in the keys of the second step."""
 COLLATING = 1 << 30
 """Added to it in the key of what puts the batch together."""
+
+
+THOROUGH = 128
+"""Samples from the start that readers compare one by one."""
 
 
 class Begin(Protocol):
@@ -64,6 +71,8 @@ class Portion(NamedTuple):
     """The stream splits itself over the workers."""
     others: bool = False
     """At the end: ranks before this one have a sample more, behind where reading began."""
+    sums: tuple[int, int] | None = None
+    """Where several workers read the same: the check sums of all that was gone past before the batch, and behind it."""
 
 
 class Layout(NamedTuple):
@@ -79,6 +88,10 @@ class Layout(NamedTuple):
     """How many shards there are."""
     share: tuple[int, int] | None
     """Rank and number of ranks where a saved state is good for one rank only; None where it is good for all."""
+    shared: bool
+    """Whether each reader's samples are its own: the stream says so by `shared_source`."""
+    compared: str
+    """The streams in it, by name, of which several readers could see different samples: those with user code."""
 
 
 def layout_of(stream: Any, rank: int | None = None) -> Layout:
@@ -86,12 +99,35 @@ def layout_of(stream: Any, rank: int | None = None) -> Layout:
     split = split_of(stream)
     shards = num_shards_of(stream)
     lanes = 0 if shards is None else max(1, min(lanes_of(stream), shards))
+    shared = not lanes and is_shared(stream)
+    users = [type(part).__name__ for part in all_parts_of(stream) if _is_users(part)]
+    more = shared, "" if lanes or shared else ", ".join(users)
     if split is None:
-        return Layout(lanes, 0, 1, rank_and_world()[0] if rank is None else rank, shards, None)
+        return Layout(lanes, 0, 1, rank_and_world()[0] if rank is None else rank, shards, None, *more)
     share = split.rank, split.world
     if split.by_shards:
-        return Layout(lanes, 0, 1, split.rank, shards, share)
-    return Layout(lanes, split.rank, split.world, 0, shards, None if split.outermost else share)
+        return Layout(lanes, 0, 1, split.rank, shards, share, *more)
+    return Layout(lanes, split.rank, split.world, 0, shards, None if split.outermost else share, *more)
+
+
+def is_shared(stream: Any) -> bool:
+    """Whether its items go to one reader each; OptionError if those of some parts do."""
+    parts = parts_of(stream)
+    if getattr(stream, "shared_source", False) or not parts:
+        return bool(getattr(stream, "shared_source", False))
+    shared = list(map(is_shared, parts))
+    if any(shared) and not all(shared):
+        raise OptionError(
+            f"shared_source must be true for all parts of {brief(stream)} or for none: every worker would deliver all "
+            f"of {brief(parts[shared.index(False)])}"
+        )
+    return all(shared)
+
+
+def _is_users(part: Any) -> bool:
+    """Whether the user's code says which samples come next."""
+    ours = getattr(type(part), "__iter__", None) is CursorStream.__iter__
+    return isinstance(part, FilteredStream) or (is_stream(part) and not ours)
 
 
 class _Track:
@@ -106,6 +142,13 @@ class _Track:
         self.begun = -1
         """The place where the batch begins that the context stands in, or the shard that is begun within it."""
         self.ended = False
+        self.sum = 0
+        """The check sum of all samples up to the start of a batch, or to the end; the same for all who began there."""
+        self.passed: list[Any] = []
+        """What is to be added to it: sketches of samples behind."""
+        self.thorough = place + THOROUGH
+        """The place up to which there is one of each sample. Then there is one of the last of each batch: where a
+        sample is lost or comes twice all later ones differ, and where two change places across batches, that one."""
 
 
 class StreamReader:
@@ -147,8 +190,11 @@ class StreamReader:
         self._info = peek_worker_info()
         self._untouched = True  # nothing was read yet
         self._self_sharded = not self._layout.lanes and (
-            self_sharded or (start is not None and start["kind"] == "workers")
+            self_sharded or (self._layout.shared and workers > 0) or (start is not None and start["kind"] == "workers")
         )
+        if self._info is not None:
+            one = all(len(parts_of(part)) < 2 for part in all_parts_of(stream))
+            self._info.divisible = self._self_sharded or (one and not self._layout.lanes)
 
     def read(self, batch: int, lane: int = 0, size: int = 1) -> Portion:
         """Batch number `batch` of the epoch or, with lanes, of `lane`.
@@ -161,7 +207,7 @@ class StreamReader:
         if self._info is not None:
             self._info.on_asked = lambda: self._asked(lane)
         try:
-            wanted, drafts = self._drafts(track, batch, lane, size)
+            wanted, drafts, sums = self._drafts(track, batch, lane, size)
         except Exception as error:
             if self._failed is not None:
                 error.add_note("on_error cannot leave this out: the stream itself raised, and cannot be read on")
@@ -169,7 +215,7 @@ class StreamReader:
         finally:
             if self._info is not None:
                 self._info.on_asked = None
-        return self._portion(track, lane, wanted, drafts, size)
+        return self._portion(track, lane, wanted, drafts, size)._replace(sums=sums)
 
     def close(self) -> None:
         """Let go of all that is open; only a new reader reads on."""
@@ -177,8 +223,8 @@ class StreamReader:
             track.cursor.close()
         self._tracks.clear()
 
-    def _drafts(self, track: _Track, batch: int, lane: int, size: int) -> tuple[int, list[Any]]:
-        """The place of a batch, and its drafts."""
+    def _drafts(self, track: _Track, batch: int, lane: int, size: int) -> tuple[int, list[Any], tuple[int, int] | None]:
+        """The place of a batch, its drafts, and the check sums before and behind it."""
         drafts: list[Any] = []
         if self._untouched:  # the first sample shows whether the stream splits itself
             self._take(track, lane, size, track.place + 1, drafts)
@@ -191,13 +237,18 @@ class StreamReader:
         if stands < wanted:
             drafts = []
             self._take(track, lane, size, wanted, None)
+        before = track.sum
         self._take(track, lane, size, wanted + size, drafts)
         if track.ended and track.place <= track.start - size:  # an early last batch counts as a whole one
             raise StateError(
                 f"the stream must be the one that the state was saved of: {track.start} samples were delivered then, "
                 f"now it ends after {max(0, track.place)}"
             )
-        return wanted, drafts
+        return wanted, drafts, (before, track.sum) if self._compares else None
+
+    @property
+    def _compares(self) -> bool:
+        return bool(self._layout.compared) and self._workers > 1 and not self._self_sharded
 
     def _open(self, lane: int, size: int) -> _Track:
         part = self._worker if self._self_sharded else lane
@@ -215,7 +266,9 @@ class StreamReader:
             track = _Track(cursor, at - cursor.behind, count)
             cursor.opens = partial(self._open_shard, track, lane)
             return track
-        return _Track(open_stream(self._stream, opening), 0 if state is None else at, count)
+        if state is None:  # from the start; but what comes once for all readers cannot be read again
+            at = count if self._layout.shared else 0
+        return _Track(open_stream(self._stream, opening), at, count)
 
     def _open_shard(self, track: _Track, lane: int) -> None:
         """A shard begins with random numbers of its own: it may have to be read again, without the one before it."""
@@ -225,6 +278,7 @@ class StreamReader:
     def _take(self, track: _Track, lane: int, size: int, stop: int, drafts: list[Any] | None) -> None:
         """Take drafts up to the place `stop`, batch by batch; drop them if there is no list for them."""
         context, take = seeding.current(), track.cursor.take
+        compares = self._compares
         step = 1 if self._layout.lanes else self._layout.stride
         while track.place < stop and not track.ended:
             batch = (track.place - track.start) // size * size + track.start
@@ -234,17 +288,23 @@ class StreamReader:
             elif track.begun < start:
                 self._begin(*self._taking(lane, start))
                 track.begun = start
+            one = compares and track.place < track.thorough
             try:
-                for place in range(track.place, min(stop, batch + size)):
+                for place in range(track.place, track.place + 1 if one else min(stop, batch + size)):
                     if context is not None:
                         context.item = (place - track.begun) * step
                     draft = take()
                     track.place = place + 1
                     if drafts is not None:
                         drafts.append(draft)
+                if compares and (one or track.place == batch + size):
+                    track.passed.append(sketch(draft))
             except StopIteration:
                 track.ended = True
                 track.cursor.close()
+            if compares and (track.ended or track.place == batch + size):
+                track.sum = extended(track.sum, [*track.passed, track.ended and track.place])
+                track.passed.clear()
 
     def _asked(self, lane: int) -> None:
         """The stream asks who reads it, while it is read."""

@@ -143,6 +143,9 @@ class TorchBackend(Backend):
             return None
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
 
+    def enter_worker(self, look: Callable[[], Any]) -> None:
+        import_module("agnoload_torch.workers").install(look)
+
 
 _AS_IMPORTED = ("float32", 0, "highest", "file_descriptor" if sys.platform != "darwin" else "file_system")
 
