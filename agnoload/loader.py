@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -26,7 +27,7 @@ from agnoload.auto import ENOUGH, Choice, adjusted, choose_for_stream, choose_wo
 from agnoload.cores import usable_cores, usable_memory
 from agnoload.datasets import find_caches, find_large_lists
 from agnoload.epochs import Epochs
-from agnoload.errors import DatasetNotPicklable, OptionError, StateError, warn
+from agnoload.errors import DatasetNotPicklable, LoaderClosed, OptionError, StateError, warn
 from agnoload.fetch import Fetcher
 from agnoload.foreign import ForeignPlan, Stranger, checked
 from agnoload.generators import Watch
@@ -243,7 +244,9 @@ class DataLoader(Generic[SampleT, BatchT]):
         self._worker_seed: int | None = None
         self._iterators: weakref.WeakValueDictionary[int, LoaderIterator[Any]] = weakref.WeakValueDictionary()
         self._idle = _Idle()
-        weakref.finalize(self, _Idle.close, self._idle)
+        weakref.finalize(self, _Idle.end, self._idle)
+        self._beginning = threading.RLock()
+        self._closings = 0
         self._recorder = Recorder()
         self._counted = self._recorder.sums()
         self._journal = Journal()
@@ -438,6 +441,20 @@ class DataLoader(Generic[SampleT, BatchT]):
         return self._iterate(integer("steps", n, 0, "a non-negative int"))
 
     def _iterate(self, limit: int | None) -> LoaderIterator[BatchT]:
+        with self._beginning:  # threads that begin at once begin one epoch after the other
+            closings = self._closings
+            try:
+                iterator = self._begin(limit)
+            except Exception as error:
+                if self._closings == closings:
+                    raise
+                raise LoaderClosed("the loader was closed while its workers were started") from error
+            if self._closings != closings:
+                iterator.close()
+                raise LoaderClosed("the loader was closed while its workers were started")
+            return iterator
+
+    def _begin(self, limit: int | None) -> LoaderIterator[BatchT]:
         self._adjust_workers()
         self._warn_if_unsplit()
         self._stranger.leave()
@@ -456,6 +473,7 @@ class DataLoader(Generic[SampleT, BatchT]):
         max_failed = self._options.max_failed
         try:
             iterator: LoaderIterator[BatchT] = LoaderIterator(
+                self,
                 plan,
                 pool,
                 next_plan=self._next_plan,
@@ -838,6 +856,7 @@ class DataLoader(Generic[SampleT, BatchT]):
         An iterator that was under way raises `LoaderClosed`, also where another thread waits in it; batches that were
         yielded stay valid. Any thread and a signal handler may call this.
         """
+        self._closings += 1  # before: an iterator that is being made is among them, or sees this
         for known in self._iterators.valuerefs():  # a list: another thread may be making one
             if (iterator := known()) is not None:
                 iterator.close()
@@ -900,6 +919,7 @@ class _Idle:
 
     def __init__(self) -> None:
         self._pools: list[ProcessPool] = []
+        self._over = False
 
     def take(self) -> ProcessPool | None:
         """A pool, if there is one and it is this process's, not that of the one it was forked from."""
@@ -911,15 +931,26 @@ class _Idle:
         return None
 
     def put(self, pool: ProcessPool) -> None:
-        if any(kept.is_ours for kept in self._pools):
+        if not pool.whole or any(kept.is_ours for kept in self._pools):
             pool.close()
-        else:
+            return
+        try:
             pool.abandon()
-            self._pools.append(pool)
+        except BaseException:
+            pool.close()
+            raise
+        self._pools.append(pool)
+        if self._over:  # an iterator that dies after its loader, or at once with it in a cycle
+            self.close()
 
     def close(self) -> None:
         while (pool := self.take()) is not None:
             pool.close()
+
+    def end(self) -> None:
+        """The loader is gone: nobody takes a pool any more."""
+        self._over = True
+        self.close()
 
 
 class _Watched:
@@ -949,6 +980,10 @@ class _Watched:
             )
         self._told = True
         return reply
+
+    @property
+    def waiting(self) -> bool:
+        return self._pool.waiting
 
     def ready(self) -> bool:
         return self._pool.ready()
