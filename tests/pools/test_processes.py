@@ -294,9 +294,9 @@ def test_a_worker_that_exits_at_the_start_is_told_as_what_it_is() -> None:
     pool = make(fetch=Run(leave))
     ask(pool, filled(1))
     try:
-        error = pool.receive(60).error
-        assert isinstance(error, SystemExit)
-        assert error.code == 3
+        with pytest.raises(SystemExit) as caught:
+            pool.receive(60)
+        assert caught.value.code == 3
     finally:
         pool.close()
 
