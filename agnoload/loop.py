@@ -218,7 +218,8 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
         return True
 
     def __repr__(self) -> str:
-        return f"<iterator in epoch {self.progress.epoch}, {self._yielded} batches delivered, of {self._loader!r}>"
+        batches = f"{self._yielded} batch{'es' * (self._yielded != 1)}"
+        return f"<iterator in epoch {self.progress.epoch}, {batches} delivered, of {self._loader!r}>"
 
     def __next__(self) -> BatchT:
         with self._turn:

@@ -56,7 +56,7 @@ from agnoload.pools.worker import (
     checksum,
 )
 from agnoload.transport import byvalue
-from agnoload.transport.arena import LENT_LIMIT, Arena, Attach, Fence, Slot
+from agnoload.transport.arena import Arena, Attach, Fence, Slot
 from agnoload.transport.failures import Described, restore
 from agnoload.transport.payload import digest, pack
 from agnoload.transport.shared import sending
@@ -398,7 +398,7 @@ class ProcessPool:
             return self._refuse(worker, "an answer that is not what it wrote", flight)
         if flight is None:
             return self._never_began(worker, *decode(place, slot, None))
-        copy = bool(kind & ERROR) or arena.lent >= LENT_LIMIT
+        copy = bool(kind & ERROR) or arena.full(end)
         error: BaseException | None = None
         batch, extras, last = None, None, bool(kind & END)
         try:
