@@ -193,7 +193,7 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
         self._ends: dict[int, float] = {}
         self.progress = Progress(plan, counts=ceiling is not None)
         self._pid = os.getpid()
-        # It holds nothing: what can be reached from the pool (a dataset that knows its trainer) would never be collected.
+        # It holds nothing, or what is reached from the pool (a dataset that knows its trainer) would never be collected.
         self._finalizer = weakref.finalize(self, _at_exit, weakref.ref(self))
         self._closed = False
 
@@ -301,7 +301,7 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
         return (batch,)
 
     def _fill(self, due: deque[_Due]) -> None:
-        """Wait for the batch to give out next; where batches are placed ahead, take those that follow if they are there."""
+        """Wait for the batch that is due; where batches are placed ahead, also take those behind it that are there."""
         while len(due) <= (0 if self._put is None else PLACED_AHEAD):
             got = self._next_reply(wait=not due)
             if got is None:
