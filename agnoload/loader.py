@@ -853,8 +853,9 @@ class DataLoader(Generic[SampleT, BatchT]):
     def close(self) -> None:
         """End all workers, within a second whatever they do; twice is fine, and iterating again starts afresh.
 
-        An iterator that was under way raises `LoaderClosed`, also where another thread waits in it; batches that were
-        yielded stay valid. Any thread and a signal handler may call this.
+        An iterator that was under way raises `LoaderClosed`, also where another thread waits in it, and so does an
+        `iter` that is starting workers; batches that were yielded stay valid. Any thread and a signal handler may call
+        this.
         """
         self._closings += 1  # before: an iterator that is being made is among them, or sees this
         for known in self._iterators.valuerefs():  # a list: another thread may be making one

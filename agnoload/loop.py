@@ -193,7 +193,7 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
         self._ends: dict[int, float] = {}
         self.progress = Progress(plan, counts=ceiling is not None)
         self._pid = os.getpid()
-        # It holds nothing, or what is reached from the pool (a dataset that knows its trainer) would never be collected.
+        # It holds nothing, or what is reached from the pool (a dataset that knows a trainer) would never be collected.
         self._finalizer = weakref.finalize(self, _at_exit, weakref.ref(self))
         self._closed = False
 

@@ -102,7 +102,7 @@ class ProcessPool:
         environment: Mapping[str, str] | None = None,
         listen: Callable[[Said], None] | None = None,
     ) -> None:
-        self._fetch = fetch
+        self._inherited: WorkerFetch | None = fetch  # by workers that are started later
         self._workers = workers
         self._context = method_of(context) if context is None or isinstance(context, str) else context
         self._owned = owned
@@ -130,15 +130,16 @@ class ProcessPool:
         self._digest: bytes | None = None
         self._classes: dict[str, type] = {}
         try:
-            self._open(window, reuse, attach, fence, environment or {})
+            self._open(fetch, window, reuse, attach, fence, environment or {})
         except BaseException:
             self.close()
             raise
 
     def _open(
-        self, window: int, reuse: bool, attach: Attach | None, fence: Fence | None, environment: Mapping[str, str]
-    ) -> None:
-        method, workers, fetch = method_of(self._context), self._workers, self._fetch
+        self, fetch: WorkerFetch, window: int, reuse: bool, attach: Attach | None, fence: Fence | None,
+        environment: Mapping[str, str],
+    ) -> None:  # fmt: skip
+        method, workers = method_of(self._context), self._workers
         if method == "fork":
             _warn_about_threads()
             _warn_about_devices()
@@ -159,6 +160,8 @@ class ProcessPool:
         self._poll.register(self._replies, select.POLLIN)
         for worker in range(workers):
             self._start(worker)
+        if method != "fork" or not self._restarts:  # a kept pool would keep the dataset, and all that this knows
+            self._inherited = None
 
     # ------------------------------------------------------------------------------------------------ the protocol
 
@@ -326,7 +329,7 @@ class ProcessPool:
         requests = self._pipes[worker if self._owned else 0][0]
         start = Start(worker, self._workers, self._pid, self._payload, self.arena.fd, requests, self._replies_w)
         with interrupts_held():
-            process = start_process(self._context, start, self._extra, self._fetch)
+            process = start_process(self._context, start, self._extra, self._inherited)
             self._processes[worker] = process
             self._pids[worker] = process.pid
             self._by_sentinel[process.sentinel] = worker

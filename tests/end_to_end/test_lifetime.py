@@ -12,6 +12,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ POOLS = [
 
 
 class Holes:
-    """The ints below `n`; those in `bad` raise the class that they are given with."""
+    """The ints below `n`; those in `bad` raise what they are given with makes."""
 
     def __init__(self, n: int, bad: dict[int, Any]) -> None:
         self.n, self.bad = n, bad
@@ -39,7 +40,7 @@ class Holes:
 
     def __getitem__(self, index: int) -> int:
         if index in self.bad:
-            raise self.bad[index]
+            raise self.bad[index]()
         return index
 
 
@@ -317,19 +318,22 @@ class Items(Stream):
 
 
 @pytest.mark.parametrize(
-    ("data", "options"),
+    ("data", "whole", "options"),
     [
-        (lambda: Data(40, {}), {}),
-        (lambda: Data(40, {}), {"num_workers": 1}),
-        (lambda: Data(40, {}), {"num_workers": 1, "persistent_workers": True}),
-        (lambda: Items(40), {}),
-        (lambda: Items(40), {"num_workers": 1}),
+        (lambda: Data(40, {}), False, {}),
+        (lambda: Data(40, {}), False, {"num_workers": 1}),
+        (lambda: Data(40, {}), False, {"num_workers": 1, "persistent_workers": True}),
+        (lambda: Data(40, {}), True, {"num_workers": 1, "persistent_workers": True}),
+        (lambda: Items(40), False, {}),
+        (lambda: Items(40), False, {"num_workers": 1}),
     ],
-    ids=["inline", "process", "kept process", "stream", "stream in a process"],
+    ids=["inline", "process", "kept process", "idle process", "stream", "stream in a process"],
 )
-def test_a_loader_its_iterator_and_its_workers_die_in_one_cycle(data, options) -> None:
+def test_a_loader_its_iterator_and_its_workers_die_in_one_cycle(data, whole, options) -> None:
     trainer = Trainer(data(), **options)
     next(trainer.batches)
+    if whole:
+        list(trainer.batches)
     workers = psutil.Process().children(recursive=True) if options else []
     gone = weakref.ref(trainer.loader)
     del trainer
@@ -354,9 +358,9 @@ def test_an_iterator_that_is_dropped_after_an_error_ends_at_once(pool) -> None:
     gc.collect()
     gc.disable()
     try:
-        batches = iter(DataLoader(Holes(99, {1: OSError}), **pool))
+        batches = iter(DataLoader(Holes(99, {1: partial(OSError, "no file")}), **pool))
         assert next(batches).tolist() == [0]
-        with pytest.raises(OSError, match=""):
+        with pytest.raises(OSError, match="no file"):
             next(batches)
         gone = weakref.ref(batches)
         del batches
