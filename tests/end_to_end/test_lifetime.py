@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Iterator
 from functools import partial
@@ -226,17 +225,20 @@ class Waits(Holes):
 def test_an_exception_out_of_a_signal_handler_ends_a_wait_and_nothing_else(pool, raised, tmp_path) -> None:
     os.mkfifo(path := str(tmp_path / "gate"))
 
+    struck = threading.Event()
+
     def handler(*_: object) -> None:
-        raise raised("mine")
+        if iterator._receiving and iterator._pool.waiting and not struck.is_set():
+            struck.set()
+            raise raised("mine")
 
     def strike() -> None:
-        while not (iterator._receiving and iterator._pool.waiting):
-            time.sleep(0)
-        signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+        while not struck.wait(0.01):  # one that comes just before the wait in the kernel does not end it
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
 
     before = signal.signal(signal.SIGUSR1, handler)
     try:
-        with DataLoader(Waits(path), **pool) as loader:
+        with DataLoader(Waits(path), **{**pool, "num_workers": 1}) as loader:  # so that nothing else arrives
             iterator = iter(loader)
             assert next(iterator).tolist() == [0]
             for _ in range(3):
@@ -245,6 +247,7 @@ def test_an_exception_out_of_a_signal_handler_ends_a_wait_and_nothing_else(pool,
                 with pytest.raises(raised, match="mine"):
                     next(iterator)
                 thread.join()
+                struck.clear()
             with open(path, "w"):
                 pass
             assert outcomes(iterator) == [[1], [2], [3]]
