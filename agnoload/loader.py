@@ -233,7 +233,7 @@ class DataLoader(Generic[SampleT, BatchT]):
         self._init_splits = options.worker_init_fn is not None
         self._rank, self._world_size = self._stranger.share() or rank_and_world(world)
         self._warned = False
-        self._said: set[str] = set()
+        self._say_once = _Once()
         self._choice: Choice | None = None
         self._settle(Epochs(self._stranger, options.seed, options.generator, default=0 if split else None))
 
@@ -567,12 +567,6 @@ class DataLoader(Generic[SampleT, BatchT]):
             )
         length = None if split_of(options.dataset) else length_or_none(options.dataset)  # of a share it is worked out
         return StreamedPlan(place, plan, options.drop_last, self._say_once, length)
-
-    def _say_once(self, text: str) -> None:
-        """A warning that a loader gives once."""
-        if text not in self._said:
-            self._said.add(text)
-            warn(text)
 
     def _open_pool(self, plan: Plan) -> tuple[Pool, Callable[[Any], None] | None]:
         """A pool for one iterator, and what takes it back afterwards (None: the iterator ends it)."""
@@ -913,6 +907,18 @@ def _again(
     loader._init_splits = init_splits
     loader._epochs.restore(start)
     return loader
+
+
+class _Once:
+    """Gives a loader's warnings, each of them once. It does not know the loader: finalizers hold it."""
+
+    def __init__(self) -> None:
+        self._said: set[str] = set()
+
+    def __call__(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            warn(text)
 
 
 class _Idle:

@@ -142,8 +142,6 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
     it. Where an exception out of a signal handler interrupts a wait, nothing is lost. Any other error is the end.
     """
 
-    _closed = True
-
     def __init__(
         self,
         loader: Any,
@@ -179,7 +177,7 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
         self._release = release
         self._due: deque[_Due] = deque()
         self._turn = threading.RLock()
-        self._busy = self._receiving = False
+        self._busy = self._closed = self._receiving = False
         self._over: str | None = None
         """Why there is no more, None at the natural end."""
         self._stuck: Exception | None = None
@@ -193,9 +191,8 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
         self._ends: dict[int, float] = {}
         self.progress = Progress(plan, counts=ceiling is not None)
         self._pid = os.getpid()
-        # It holds nothing, or what is reached from the pool (a dataset that knows a trainer) would never be collected.
-        self._finalizer = weakref.finalize(self, _at_exit, weakref.ref(self))
-        self._closed = False
+        # What it holds must not know the loader, which may know this iterator: they would never be collected.
+        self._finalizer = weakref.finalize(self, _drop, self.progress, pool, release, self._pid)
 
     def __iter__(self) -> LoaderIterator[BatchT]:
         return self
@@ -244,9 +241,6 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
         """Give the pool back, or end it; what was prefetched is lost, what was yielded stays valid."""
         self._close(CLOSED)
 
-    def __del__(self) -> None:
-        self._close(CLOSED)
-
     def _end_with(self, error: BaseException) -> None:
         self._busy = False
         if isinstance(error, LoaderClosed) and threading.current_thread().daemon and _exiting():
@@ -259,12 +253,8 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
             self._closed = self.progress.over = True
             self._due = deque()
             self._finalizer.detach()
-            # A pool that somebody waits in cannot serve another iterator: it ends, and wakes them. At the end of the
-            # program nobody may be waited for.
-            if self._release is None or self._busy or os.getpid() != self._pid or _exiting():
-                self._pool.close()
-            else:
-                self._release(self._pool)
+            # A pool that somebody waits in cannot serve another iterator: it ends, and wakes them.
+            _give_back(self._pool, None if self._busy else self._release, self._pid)
 
     # ------------------------------------------------------------------------------------------------ the loop
 
@@ -456,10 +446,16 @@ def _named(request: Request, make: Callable[[], Any]) -> Any:
         raise
 
 
-def _at_exit(known: weakref.ref[LoaderIterator[Any]]) -> None:
-    """The interpreter ends. Also called when an iterator dies, which closes itself."""
-    if (iterator := known()) is not None:
-        iterator.close()
+def _drop(progress: Progress, pool: Pool, release: Callable[[Any], None] | None, owner: int) -> None:
+    progress.over = True
+    _give_back(pool, release, owner)
+
+
+def _give_back(pool: Pool, release: Callable[[Any], None] | None, owner: int) -> None:
+    if release is None or os.getpid() != owner or _exiting():  # at exit a thread may be waiting in it, for ever
+        pool.close()
+    else:
+        release(pool)
 
 
 def _exiting() -> bool:

@@ -298,12 +298,14 @@ def test_a_start_that_fails_in_the_workers_is_their_error_and_leaves_nothing(per
 
 
 class Trainer:
-    """Holds a loader and an iterator in a cycle, and is reached from the dataset."""
+    """Holds a loader and an iterator in a cycle; with workers it is reached from the dataset, too."""
 
     def __init__(self, data: Any, **options: Any) -> None:
         self.loader = DataLoader(data, 4, **options)
         self.batches = iter(self.loader)
-        self.loader.trainer = data.trainer = self  # type: ignore[attr-defined]
+        self.loader.trainer = self  # type: ignore[attr-defined]
+        if options:
+            data.trainer = self
 
 
 class Data(Holes):
