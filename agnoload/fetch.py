@@ -90,6 +90,7 @@ class Fetcher:
         roots = {"dataset": self.dataset, "collate_fn": self.collate_fn}
         self._generators = RequestGenerators(self._context, roots, own=self._isolated, shared=self._threaded)
         self._culprit: Failure | None = None
+        self._told: Told | None = None  # of the batch of a stream that is being made
         self._reader: StreamReader | None = None
         self._read = (-1, -1)  # epoch and batch that the reader was asked for last
         self._doubtful = False  # worker_init_fn has left the stream as it was
@@ -180,7 +181,10 @@ class Fetcher:
         if notices := self._generators.notices:
             reply = reply._replace(extras={**(reply.extras or {}), "notices": notices[:]})
             notices.clear()
-        return reply
+        try:
+            return reply
+        finally:
+            del reply  # the traceback of its error knows this frame: it would hold itself, and the loop's iterator
 
     def _gathered(self, request: Request, empty: Empty, started: float) -> Reply:
         try:
@@ -191,10 +195,15 @@ class Fetcher:
 
     def _failed(self, request: Request, error: BaseException, started: float) -> Reply:
         error = _named(_stopped(error), request)
-        extras = {"failed": [self._culprit]} if self._culprit is not None else None
+        extras: dict[str, Any] = {} if self._culprit is None else {"failed": [self._culprit]}
         self._culprit = None
+        end = self._stream and request.lane != REST and self._told is None  # the stream itself: it cannot be read on
+        if self._told is not None:
+            extras["portion"] = self._told
         now = time.monotonic()
-        return Reply(request.number, self._worker, error=error, extras=extras, started=started, finished=now)
+        return Reply(
+            request.number, self._worker, error=error, end=end, extras=extras or None, started=started, finished=now
+        )
 
     def _mapped(self, request: Request, empty: Empty, started: float) -> Reply:
         if not self._batched:
@@ -358,6 +367,7 @@ class Fetcher:
     # ------------------------------------------------------------------------------------------------ streams
 
     def _streamed(self, request: Request, empty: Empty, started: float) -> Reply:
+        self._told = None
         if request.lane == REST:
             samples = list(request.indices)
             told, key = None, (request.first, request.stride, request.rank)
@@ -367,7 +377,9 @@ class Fetcher:
             samples, key = portion.samples, portion[4:7]
             if self._doubtful and portion.self_sharded:
                 self._doubt()
-            told = Told(portion.end, portion.left, portion.places, *portion[7:])
+            self._told = told = Told(portion.end, portion.left, portion.places, *portion[7:11])
+            if portion.error is not None:
+                raise portion.error
         fetched = time.monotonic()
         extras: dict[str, Any] | None = None
         if told is not None and told != Told(places=request.size):

@@ -11,13 +11,13 @@ import copy
 import sys
 import zlib
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from itertools import chain, islice
 from typing import Any
 
 import numpy as np
 
-from agnoload.errors import StateError
+from agnoload.errors import SampleStopped, StateError
 from agnoload.generators import Private
 from agnoload.plan import BLOCK, Cut, Plan, key_of, keys_of
 from agnoload.protocols import Stateful
@@ -145,13 +145,14 @@ class ForeignPlan(Plan):
         super().__init__(place)
 
     def _pull(self) -> Cut | None:
-        if self._private is None:
-            return self._pulled()
         try:
-            with self._private:
+            with self._private or nullcontext():
                 return self._pulled()
+        except GeneratorExit as error:
+            raise SampleStopped("GeneratorExit was raised by the sampler: it is not the end of the data") from error
         finally:
-            self._private.settle()
+            if self._private is not None:
+                self._private.settle()
 
     def _pulled(self) -> Cut | None:
         cut = super()._pull()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -27,7 +28,7 @@ from agnoload.auto import ENOUGH, Choice, adjusted, choose_for_stream, choose_wo
 from agnoload.cores import usable_cores, usable_memory
 from agnoload.datasets import find_caches, find_large_lists
 from agnoload.epochs import Epochs
-from agnoload.errors import CALLED, DatasetNotPicklable, OptionError, StateError, warn
+from agnoload.errors import CALLED, DatasetNotPicklable, LoaderClosed, OptionError, StateError, warn
 from agnoload.fetch import Fetcher
 from agnoload.foreign import ForeignPlan, Stranger, checked
 from agnoload.generators import Watch
@@ -243,7 +244,7 @@ class DataLoader(Generic[SampleT, BatchT]):
         self._init_splits = options.worker_init_fn is not None
         self._rank, self._world_size = self._stranger.share() or rank_and_world(world)
         self._warned = False
-        self._said: set[str] = set()
+        self._say_once = _Once()
         self._choice: Choice | None = None
         self._settle(Epochs(self._stranger, options.seed, options.generator, default=0 if split else None))
 
@@ -254,7 +255,9 @@ class DataLoader(Generic[SampleT, BatchT]):
         self._worker_seed: int | None = None
         self._iterators: weakref.WeakValueDictionary[int, LoaderIterator[Any]] = weakref.WeakValueDictionary()
         self._idle = _Idle()
-        weakref.finalize(self, _Idle.close, self._idle)
+        weakref.finalize(self, _Idle.end, self._idle)
+        self._beginning = threading.RLock()
+        self._closings = 0
         self._recorder = Recorder()
         self._counted = self._recorder.sums()
         self._journal = Journal()
@@ -455,6 +458,20 @@ class DataLoader(Generic[SampleT, BatchT]):
         return self._iterate(integer("steps", n, 0, "a non-negative int"))
 
     def _iterate(self, limit: int | None) -> LoaderIterator[BatchT]:
+        with self._beginning:  # threads that begin at once begin one epoch after the other
+            closings = self._closings
+            try:
+                iterator = self._begin(limit)
+            except Exception as error:
+                if self._closings == closings:
+                    raise
+                raise LoaderClosed("the loader was closed while its workers were started") from error
+            if self._closings != closings:
+                iterator.close()
+                raise LoaderClosed("the loader was closed while its workers were started")
+            return iterator
+
+    def _begin(self, limit: int | None) -> LoaderIterator[BatchT]:
         self._adjust_workers()
         self._warn_if_unsplit()
         self._stranger.leave()
@@ -473,6 +490,7 @@ class DataLoader(Generic[SampleT, BatchT]):
         max_failed = self._options.max_failed
         try:
             iterator: LoaderIterator[BatchT] = LoaderIterator(
+                self,
                 plan,
                 pool,
                 next_plan=self._next_plan,
@@ -566,12 +584,6 @@ class DataLoader(Generic[SampleT, BatchT]):
             )
         length = None if split_of(options.dataset) else length_or_none(options.dataset)  # of a share it is worked out
         return StreamedPlan(place, plan, options.drop_last, self._say_once, length)
-
-    def _say_once(self, text: str) -> None:
-        """A warning that a loader gives once."""
-        if text not in self._said:
-            self._said.add(text)
-            warn(text)
 
     def _open_pool(self, plan: Plan) -> tuple[Pool, Callable[[Any], None] | None]:
         """A pool for one iterator, and what takes it back afterwards (None: the iterator ends it)."""
@@ -852,9 +864,11 @@ class DataLoader(Generic[SampleT, BatchT]):
     def close(self) -> None:
         """End all workers, within a second whatever they do; twice is fine, and iterating again starts afresh.
 
-        An iterator that was under way raises `LoaderClosed`, also where another thread waits in it; batches that were
-        yielded stay valid. Any thread and a signal handler may call this.
+        An iterator that was under way raises `LoaderClosed`, also where another thread waits in it, and so does an
+        `iter` that is starting workers; batches that were yielded stay valid. Any thread and a signal handler may call
+        this.
         """
+        self._closings += 1  # before: an iterator that is being made is among them, or sees this
         for known in self._iterators.valuerefs():  # a list: another thread may be making one
             if (iterator := known()) is not None:
                 iterator.close()
@@ -912,11 +926,24 @@ def _again(
     return loader
 
 
+class _Once:
+    """Gives a loader's warnings, each of them once. It does not know the loader: finalizers hold it."""
+
+    def __init__(self) -> None:
+        self._said: set[str] = set()
+
+    def __call__(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            warn(text)
+
+
 class _Idle:
     """The kept workers of a loader between two iterators. Threads may take and put at once: no pool goes to two."""
 
     def __init__(self) -> None:
         self._pools: list[ProcessPool] = []
+        self._over = False
 
     def take(self) -> ProcessPool | None:
         """A pool, if there is one and it is this process's, not that of the one it was forked from."""
@@ -928,15 +955,26 @@ class _Idle:
         return None
 
     def put(self, pool: ProcessPool) -> None:
-        if any(kept.is_ours for kept in self._pools):
+        if not pool.whole or any(kept.is_ours for kept in self._pools):
             pool.close()
-        else:
+            return
+        try:
             pool.abandon()
-            self._pools.append(pool)
+        except BaseException:
+            pool.close()
+            raise
+        self._pools.append(pool)
+        if self._over:  # an iterator that dies after its loader, or at once with it in a cycle
+            self.close()
 
     def close(self) -> None:
         while (pool := self.take()) is not None:
             pool.close()
+
+    def end(self) -> None:
+        """The loader is gone: nobody takes a pool any more."""
+        self._over = True
+        self.close()
 
 
 class _Watched:
@@ -966,6 +1004,10 @@ class _Watched:
             )
         self._told = True
         return reply
+
+    @property
+    def waiting(self) -> bool:
+        return self._pool.waiting
 
     def ready(self) -> bool:
         return self._pool.ready()

@@ -12,7 +12,7 @@ from functools import partial
 from itertools import count
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from agnoload.errors import AgnoloadError, LoaderClosed, OptionError, SampleStopped, add_note
+from agnoload.errors import AgnoloadError, LoaderClosed, OptionError, SampleStopped, add_note, one_line
 from agnoload.journal import Journal
 from agnoload.messages import EMPTY, Reply, Request
 from agnoload.plan import Cut, Plan
@@ -77,7 +77,7 @@ class Progress:
         delivered.add(number)
         plan, cut = entries[number]
         plan.delivered(cut)
-        if self._counts:
+        if self._counts and reply.error is None:
             plan.tally = plan.tally.plus(reply)
         while entries and (first := next(iter(entries))) in delivered:
             delivered.remove(first)
@@ -101,15 +101,50 @@ class Progress:
         return place._replace(tally=self._plan.tally)
 
 
+_GONE = Reply(-1)
+
+
+class _Due:
+    """A batch whose turn is near. What makes it ready may be interrupted, and is then done again."""
+
+    __slots__ = ("_finish", "_request", "last", "reply")
+
+    def __init__(self, request: Request, reply: Reply) -> None:
+        self._request = request
+        self.reply = reply
+        self.last = reply.error is not None and (reply.end or not isinstance(reply.error, Exception))
+        """Whether it is an error that nothing can come after."""
+        self._finish: Callable[[], Any] | None = None
+
+    def start(self, convert: Callable[[Any], Any] | None, put: Callable[[Any], Callable[[], Any]]) -> None:
+        """Start it on its way to the device; an error is due when the batch is."""
+        if self._finish is None and self.reply.error is None:
+            try:
+                self._finish = _named(self._request, partial(put, self.made(convert)))
+            except Exception as error:
+                self.reply = self.reply._replace(error=error)
+
+    def made(self, convert: Callable[[Any], Any] | None) -> Any:
+        """The batch as the user gets it; its error is raised."""
+        if self.reply.error is not None:
+            raise self.reply.error
+        make = self._finish or (convert and partial(convert, self.reply.batch))
+        return self.reply.batch if make is None else _named(self._request, make)
+
+
 class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
     """Iterates the batches of one epoch, or of one after the other; made by `iter(loader)` and `loader.steps(n)`.
 
     It owns its pool unless `release` says where the pool goes back to. Several threads may share it: each batch goes to
     one of them.
+
+    What a sample, `collate_fn` or the backend raises comes in the place of its batch, and the next batch comes after
+    it. Where an exception out of a signal handler interrupts a wait, nothing is lost. Any other error is the end.
     """
 
     def __init__(
         self,
+        loader: Any,
         plan: Plan,
         pool: Pool,
         *,
@@ -125,6 +160,7 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
         ceiling: Ceiling | None,
         release: Callable[[Any], None] | None,
     ) -> None:
+        self._loader = loader
         self._plan = plan
         self._pool = pool
         self._next_plan = next_plan
@@ -139,23 +175,48 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
         self._journal = journal
         self._ceiling = ceiling
         self._release = release
-        self._due: deque[tuple[Reply, Callable[[], Any]]] = deque()
+        self._due: deque[_Due] = deque()
         self._turn = threading.RLock()
-        self._busy = self._closed = False
+        self._busy = self._closed = self._receiving = False
         self._over: str | None = None
         """Why there is no more, None at the natural end."""
         self._stuck: Exception | None = None
         """What the sampler or the next epoch raised: due when all that was asked for before has been delivered."""
         self._yielded = 0
+        self._before = plan.number or -(-plan.place.position // (loader.batch_size or 1))
+        """How many batches of the epoch were delivered before the state that it goes on from."""
         self._barren: int | None = None
         """The epoch that gave nothing: one after the other ends there, since the next one may give nothing either."""
         self._since: float | None = None
         self._ends: dict[int, float] = {}
         self.progress = Progress(plan, counts=ceiling is not None)
-        self._finalizer = weakref.finalize(self, _drop, self.progress, pool, release, os.getpid())
+        self._pid = os.getpid()
+        # What it holds must not know the loader, which may know this iterator: they would never be collected.
+        self._finalizer = weakref.finalize(self, _drop, self.progress, pool, release, self._pid)
 
     def __iter__(self) -> LoaderIterator[BatchT]:
         return self
+
+    def __len__(self) -> int:
+        """The number of batches to come, for a progress bar; `TypeError` where it is not known.
+
+        A batch whose samples are all skipped counts until then.
+        """
+        if self._closed:
+            return 0
+        if self._limit is not None:
+            return self._limit - self._yielded
+        try:
+            return max(len(self._loader) - self._before - self._yielded, 0)
+        except Exception as error:  # list() asks, too, and takes nothing but a TypeError for "unknown"
+            raise TypeError(f"how many batches are to come is not known: {one_line(error)}") from error
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __repr__(self) -> str:
+        batches = f"{self._yielded} batch{'es' * (self._yielded != 1)}"
+        return f"<iterator in epoch {self.progress.epoch}, {batches} delivered, of {self._loader!r}>"
 
     def __next__(self) -> BatchT:
         with self._turn:
@@ -168,12 +229,9 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
                 self._busy = True
                 due = self._next()
             except (StopIteration, GeneratorExit) as error:  # out of user code: not the end of the data
-                self._end_with(error)
                 raise SampleStopped(f"{type(error).__name__} was raised while a batch was made ready") from error
-            except BaseException as error:
-                self._end_with(error)
-                raise
-            self._busy = False
+            finally:
+                self._busy = False
             if due is None:
                 self._close(None)
                 raise StopIteration
@@ -193,10 +251,10 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
         if not self._closed:
             self._over = why
             self._closed = self.progress.over = True
-            self._due.clear()
+            self._due = deque()
             self._finalizer.detach()
             # A pool that somebody waits in cannot serve another iterator: it ends, and wakes them.
-            _give_back(self._pool, None if self._busy else self._release, os.getpid())
+            _give_back(self._pool, None if self._busy else self._release, self._pid)
 
     # ------------------------------------------------------------------------------------------------ the loop
 
@@ -204,44 +262,59 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
         """The next batch, None at the end."""
         began = time.monotonic()
         self.progress.asked = True
-        due = self._take()
-        if due is None:
+        due = self._due  # whoever closes this meanwhile replaces it
+        try:
+            self._fill(due)
+        except BaseException as error:
+            waited, self._receiving = self._receiving and self._pool.waiting, False
+            if not waited:  # something is half done
+                self._end_with(error)
+            raise
+        if not due:
             return None
-        reply, give = due
-        batch = give()
-        self._yielded += 1
-        self.progress.delivered(reply)
+        ready = due[0]  # it stays there until it is the user's
+        try:
+            if self._put is not None:
+                for one in tuple(due):
+                    one.start(self._convert, self._put)
+            batch = ready.made(self._convert)
+        except BaseException as error:
+            if ready.last or isinstance(error, (Exception, GeneratorExit)):
+                due.popleft()
+                self._failed(ready, error)
+            raise
+        due.popleft()
+        self._gave(ready.reply)
         now = time.monotonic()
-        self._recorder.delivered(reply, self._since, began, now)
+        self._recorder.delivered(ready.reply, self._since, began, now)
         self._since = now
         return (batch,)
 
-    def _take(self) -> tuple[Reply, Callable[[], Any]] | None:
-        """The reply to give out next, and what makes its batch; None at the end."""
-        put = self._put
-        if put is None:
-            got = self._next_reply(wait=True)
-            return got and (got[1], partial(self._made, *got))
-        due = self._due
-        while len(due) <= PLACED_AHEAD:
+    def _fill(self, due: deque[_Due]) -> None:
+        """Wait for the batch that is due; where batches are placed ahead, also take those behind it that are there."""
+        while len(due) <= (0 if self._put is None else PLACED_AHEAD):
             got = self._next_reply(wait=not due)
             if got is None:
                 break
-            due.append((got[1], self._placed(put, *got)))
-        return due.popleft() if due else None
+            due.append(_Due(*got))
 
-    def _placed(self, put: Callable[[Any], Callable[[], Any]], request: Request, reply: Reply) -> Callable[[], Any]:
-        """Start a batch on its way to the device; an error is due when the batch is."""
+    def _failed(self, ready: _Due, error: BaseException) -> None:
+        """A batch is an error: the end, or delivered as such."""
+        reply, ready.reply = ready.reply, _GONE  # the traceback holds `ready`: the error must not hold itself
+        if ready.last:
+            self._end_with(error)
+        else:
+            self._gave(reply)
+
+    def _gave(self, reply: Reply) -> None:
+        self._yielded += 1
+        self._delivered(reply)
+
+    def _delivered(self, reply: Reply) -> None:
         try:
-            batch = self._made(request, reply)
-            return partial(_named, request, _named(request, partial(put, batch)))
-        except Exception as error:
-            return partial(self._made, request, reply._replace(error=error))
-
-    def _made(self, request: Request, reply: Reply) -> Any:
-        if reply.error is not None:
-            raise reply.error
-        return reply.batch if self._convert is None else _named(request, partial(self._convert, reply.batch))
+            self.progress.delivered(reply)
+        except Warning as warning:  # of the stream's length; the user wants an error, but the batch is good
+            self._stuck = warning
 
     def _next_reply(self, wait: bool) -> tuple[Request, Reply] | None:
         """The next reply in the window's order that holds a batch or an error; None at the end, or if it must wait."""
@@ -261,7 +334,7 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
                 if reply.error is None and reply.batch is EMPTY:
                     if self._to_issue is not None:
                         self._to_issue += 1
-                    self.progress.delivered(reply)
+                    self._delivered(reply)
                     if plan.barren:
                         self._barren = plan.epoch
                     continue
@@ -278,7 +351,7 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
                         raise self._too_few(self._plan.epoch)
                     self._look_back()
                     return None
-                self._plan = self._next_plan(self._plan.end())  # the state was one of the very end
+                self._plan, self._before = self._next_plan(self._plan.end()), 0  # the state was one of the very end
                 continue
             self._receive()
 
@@ -301,7 +374,9 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
             )
 
     def _receive(self) -> None:
+        self._receiving = True
         reply = self._pool.receive(self._timeout)
+        self._receiving = False
         self._recorder.arrived(reply, self._ends)
         self._window.arrived(reply)
         self.progress.answered(reply)
@@ -319,7 +394,7 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
         if self._ceiling is None or reply.error is not None:
             return reply
         if error := self._ceiling.count(epoch, reply):
-            return reply._replace(error=error, batch=None)
+            return reply._replace(error=error, batch=None, end=True)
         return reply
 
     def _judge(self) -> None:
@@ -377,10 +452,10 @@ def _drop(progress: Progress, pool: Pool, release: Callable[[Any], None] | None,
 
 
 def _give_back(pool: Pool, release: Callable[[Any], None] | None, owner: int) -> None:
-    if release is not None and os.getpid() == owner:
-        release(pool)
-    else:
+    if release is None or os.getpid() != owner or _exiting():  # at exit a thread may be waiting in it, for ever
         pool.close()
+    else:
+        release(pool)
 
 
 def _exiting() -> bool:

@@ -100,7 +100,7 @@ class Reply(NamedTuple):
     error: BaseException | None = None
     samples: int = 0
     end: bool = False
-    """A stream has no more: `batch` is its last, possibly `EMPTY`."""
+    """Nothing can come after this: an error that is the end, such as one of a stream itself."""
     extras: dict[str, Any] | None = None
     """Rare things: failures, log records, warnings, a stream's state, left-over samples."""
     started: float = 0.0

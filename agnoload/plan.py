@@ -325,17 +325,17 @@ class StreamedPlan(Plan):
         return None
 
     def answered(self, cut: Cut, reply: Reply) -> None:
-        self._sizes[cut] = reply.samples
         self._left_out += len((reply.extras or {}).get("failed", ()))
-        request = self._requests[cut]
-        if reply.error is None and isinstance(request, StreamRequest):
-            told = (reply.extras or {}).get("portion", Told(places=request.size))
+        request, failed = self._requests[cut], reply.error is not None
+        if not isinstance(request, StreamRequest):
+            self._sizes[cut] = len(request.samples)
+            return
+        told = (reply.extras or {}).get("portion", Told(places=request.size))
+        self._sizes[cut] = told.places if failed else reply.samples
+        if not (failed and reply.end):
             self.others |= told.others and not self._own
-            samples = [True] * min(reply.samples, 1)
-            self._stream.arrived(
-                request,
-                Portion(samples, told.end, told.left, told.places, 0, 1, 0, *told[3:]),
-            )
+            samples, left = ([True], None) if failed else ([True] * min(reply.samples, 1), told.left)
+            self._stream.arrived(request, Portion(samples, told.end, left, told.places, 0, 1, 0, *told[3:]))
 
     def delivered(self, cut: Cut) -> None:
         self._samples += self._sizes.pop(cut)

@@ -139,7 +139,7 @@ class Loaded:
     def enter_worker(self) -> None:
         """This process loads samples for a loader, or has threads that do: all frameworks are told, now or later."""
         self.backends()
-        with self._lock:
+        with _taking_up:
             if not self._works:
                 self._works = True
                 _enter(self._backends)

@@ -35,8 +35,12 @@ class Pool(Protocol):
 
     The loader calls `submit` while its window has room, `receive` when it needs a batch that is not there yet, and
     `close` at the end, at the latest when the loader is closed; after `close`, which may be called twice, nothing is
-    left of it. `ready` says whether `receive` would return without waiting.
+    left of it. `ready` says whether `receive` would return without waiting. `waiting` is true where an exception that a
+    signal handler raises leaves everything as it was: `receive` may be called again.
     """
+
+    @property
+    def waiting(self) -> bool: ...
 
     def submit(self, request: Request) -> None: ...
 

@@ -293,10 +293,13 @@ def size_of(batch: Any) -> int:
         for leaf in leaves:  # the usual batch without another call
             total += leaf.nbytes if type(leaf) is np.ndarray else size_of(leaf)
         return total
-    node = node_of(kind)
-    if node is not None:
-        return sum(size_of(node.get(batch, key)) for key in node.keys(batch))
-    nbytes = getattr(batch, "nbytes", 0)
+    try:
+        node = node_of(kind)
+        if node is not None:
+            return sum(size_of(node.get(batch, key)) for key in node.keys(batch))
+        nbytes = batch.nbytes
+    except Exception:  # an account must not end a run
+        return 0
     return nbytes if isinstance(nbytes, int) else 0
 
 

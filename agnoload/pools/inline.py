@@ -17,6 +17,7 @@ class InlinePool:
     def __init__(self, fetch: ClosableFetch) -> None:
         self._fetch = fetch
         self._requests: deque[Request] = deque()
+        self.waiting = False
 
     def submit(self, request: Request) -> None:
         self._requests.append(request)
@@ -24,11 +25,17 @@ class InlinePool:
     def receive(self, timeout: float | None = None) -> Reply:
         if not self._requests:
             raise AgnoloadError("receive() was called while no request was under way")
-        return self._fetch(self._requests.popleft(), np.empty)
+        requests = self._requests  # `close` replaces it
+        # What an interrupt breaks off is loaded again; a stream has moved on, and cannot go back.
+        self.waiting = requests[0].owner is None
+        reply = self._fetch(requests[0], np.empty)
+        self.waiting = False
+        requests.popleft()
+        return reply
 
     def ready(self) -> bool:
         return False  # loading ahead would keep the user waiting for what is there already
 
     def close(self) -> None:
-        self._requests.clear()
+        self._requests = deque()
         self._fetch.close()

@@ -62,7 +62,7 @@ from agnoload.pools.worker import (
 )
 from agnoload.reach import plain_values
 from agnoload.transport import byvalue
-from agnoload.transport.arena import LENT_LIMIT, Arena, Attach, Fence, Slot
+from agnoload.transport.arena import Arena, Attach, Fence, Slot
 from agnoload.transport.failures import Described, restore
 from agnoload.transport.payload import digest, pack
 from agnoload.transport.shared import sending
@@ -108,13 +108,14 @@ class ProcessPool:
         environment: Mapping[str, str] | None = None,
         listen: Callable[[Said], None] | None = None,
     ) -> None:
-        self._fetch = fetch
+        self._inherited: WorkerFetch | None = fetch  # by workers that are started later
         self._workers = workers
         self._context = method_of(context) if context is None or isinstance(context, str) else context
         self._owned = owned
         self._restarts = restarts
         self._listen = listen
         self._pid = os.getpid()
+        self.waiting = False
         self._flights: dict[int, _Flight] = {}
         self._backlog: deque[_Flight] = deque()
         self._tickets = 0
@@ -135,15 +136,16 @@ class ProcessPool:
         self._digest: bytes | None = None
         self._classes: dict[str, type] = {}
         try:
-            self._open(window, reuse, attach, fence, environment or {})
+            self._open(fetch, window, reuse, attach, fence, environment or {})
         except BaseException:
             self.close()
             raise
 
     def _open(
-        self, window: int, reuse: bool, attach: Attach | None, fence: Fence | None, environment: Mapping[str, str]
-    ) -> None:
-        method, workers, fetch = method_of(self._context), self._workers, self._fetch
+        self, fetch: WorkerFetch, window: int, reuse: bool, attach: Attach | None, fence: Fence | None,
+        environment: Mapping[str, str],
+    ) -> None:  # fmt: skip
+        method, workers = method_of(self._context), self._workers
         if method == "fork":
             _warn_about_threads()
             _warn_about_devices()
@@ -166,6 +168,8 @@ class ProcessPool:
         self._poll.register(self._replies, select.POLLIN)
         for worker in range(workers):
             self._start(worker)
+        if method != "fork" or not self._restarts:  # a kept pool would keep the dataset, and all that this knows
+            self._inherited = None
 
     # ------------------------------------------------------------------------------------------------ the protocol
 
@@ -181,6 +185,7 @@ class ProcessPool:
 
     def receive(self, timeout: float | None = None) -> Reply:
         """The next reply, in the order in which they come; `WorkerTimeout` after `timeout` seconds without one."""
+        self.waiting = False
         self._enter()
         try:
             began = time.monotonic()
@@ -275,6 +280,11 @@ class ProcessPool:
             raise AgnoloadError("this pool was never opened")
         return arena
 
+    @property
+    def whole(self) -> bool:
+        """Whether all workers live, as far as is known, and are of use."""
+        return self._fatal is None and len(self._processes) == self._workers
+
     def reusable(self, fetch: WorkerFetch) -> bool:
         """Whether the workers live, and what they were given is what `fetch` would give them now."""
         self._enter()
@@ -282,8 +292,7 @@ class ProcessPool:
             self._wait(0)
         finally:
             self._leave()
-        whole = self._fatal is None and len(self._processes) == self._workers
-        return whole and self._digest is not None and self._digest == digest(fetch)
+        return self.whole and self._digest is not None and self._digest == digest(fetch)
 
     def abandon(self) -> None:
         """Nobody wants what is under way any more; the workers go on with what comes next."""
@@ -331,7 +340,7 @@ class ProcessPool:
         requests = self._pipes[worker if self._owned else 0][0]
         start = Start(worker, self._workers, self._pid, self._payload, self.arena.fd, requests, self._replies_w)
         with interrupts_held():
-            process = start_process(self._context, start, self._extra, self._fetch)
+            process = start_process(self._context, start, self._extra, self._inherited)
             self._processes[worker] = process
             self._pids[worker] = process.pid
             self._by_sentinel[process.sentinel] = worker
@@ -358,7 +367,9 @@ class ProcessPool:
     def _wait(self, seconds: float | None) -> None:
         """Wait for a reply or a death and take up all that is there; finished batches come before a death."""
         milliseconds = None if seconds is None else math.ceil(seconds * 1000)
+        self.waiting = True
         events = self._poll.poll(milliseconds)
+        self.waiting = False
         self._take_replies()
         for fd, _ in events:
             if fd != self._replies and fd in self._by_sentinel and not self._closed:
@@ -401,14 +412,16 @@ class ProcessPool:
             return self._refuse(worker, "an answer that is not what it wrote", flight)
         if flight is None:
             return self._never_began(worker, *decode(place, slot, None))
-        copy = bool(kind & ERROR) or arena.lent >= LENT_LIMIT
+        copy = bool(kind & ERROR) or arena.full(end)
         error: BaseException | None = None
-        batch, extras = None, None
+        batch, extras, last = None, None, bool(kind & END)
         try:
             value = decode(place, slot, None if copy else arena)
         except CALLED as broken:  # out of the user's own classes; due when the batch is
             add_note(broken, f"while {describe_request(flight.request)} from worker {worker} was decoded")
             error = broken
+            # Without the extras it is not known where a stream stands.
+            last = flight.request.owner is not None and bool(kind & (ERROR | EXTRAS))
         else:
             if kind & (ERROR | EXTRAS):
                 batch, extras = value
@@ -420,17 +433,14 @@ class ProcessPool:
             if copy or not arrays:
                 arena.give_back(slot_number)
         times = (started, fetched, collated, finished)
-        self._ready.append(Reply(number, worker, batch, error, samples, bool(kind & END), extras, *times, end))
+        self._ready.append(Reply(number, worker, batch, error, samples, last, extras, *times, end))
         return None
 
     def _never_began(self, worker: int, described: Described, extras: dict[str, Any] | None) -> None:
-        """A worker could not read the dataset, or its `worker_init_fn` has raised: the answer to what is due next."""
+        """A worker could not read the dataset, or its `worker_init_fn` has raised: nobody waits for the others."""
         if self._fatal is None:
             self._fatal = restore(described, f"in worker {worker} (pid {self._pids[worker]}), before its first batch")
-            wanted = [number for number, flight in self._flights.items() if not flight.abandoned]
-            if wanted:
-                del self._flights[min(wanted)]
-                self._ready.append(Reply(min(wanted), worker, error=self._fatal, extras=extras))
+            self._hear((extras or {}).get("said", []))
 
     def _refuse(self, worker: int | None, what: str, flight: _Flight | None = None) -> None:
         """What came through the pipe or lies in the slot was not written by our code: nothing can be trusted."""
@@ -457,7 +467,7 @@ class ProcessPool:
         process.close()
         if self._fatal is not None:
             return
-        self._hear(worker)
+        self._hear(heard(self._control.said(worker)))
         lost = self._lost(worker)
         culprit = next((flight for flight in lost if flight.request.number == self._control.claimed(worker)), None)
         wanted = [flight for flight in lost if not flight.abandoned]
@@ -477,15 +487,15 @@ class ProcessPool:
         error = self._obituary(worker, process, code, culprit or (lost[0] if lost else None))
         for flight in wanted:
             del self._flights[flight.request.number]
-            self._ready.append(Reply(flight.request.number, worker, error=error))
+            self._ready.append(Reply(flight.request.number, worker, error=error, end=True))
         if not wanted or not self._processes or self._owned:
             self._fatal = error
 
-    def _hear(self, worker: int) -> None:
+    def _hear(self, said: Said) -> None:
         """Pass on what a worker has said of a batch that it will not answer; nothing of it may come in our way."""
         if self._listen is not None:
             with contextlib.suppress(*CALLED):
-                self._listen(heard(self._control.said(worker)))
+                self._listen(said)
 
     def _lost(self, worker: int) -> list[_Flight]:
         """The requests that died with a worker, in their order."""
@@ -578,7 +588,7 @@ class ProcessPool:
         text, worker = self._doing()
         if worker is not None:
             _end([self._processes[worker]], ((signal.SIGTERM, 1.0), (signal.SIGKILL, KILLED)))
-            self._hear(worker)
+            self._hear(heard(self._control.said(worker)))
         return WorkerTimeout(f"no batch came within {waited:.1f} s: {text}")
 
     def _doing(self) -> tuple[str, int | None]:

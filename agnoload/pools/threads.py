@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import traceback
+from collections import deque
 from contextvars import Context
 from typing import Any
 
@@ -27,6 +28,8 @@ class ThreadPool:
         self._open: dict[int, Request] = {}
         self._busy: dict[int, int] = {}
         self._replies: queue.SimpleQueue[Reply | BaseException] = queue.SimpleQueue()
+        self._arrived: deque[Reply | BaseException] = deque()
+        self.waiting = False
         self._queues: list[queue.SimpleQueue[Request | None]] = [
             queue.SimpleQueue() for _ in range(workers if owned else 1)
         ]
@@ -57,28 +60,40 @@ class ThreadPool:
         self._queues[request.owner or 0 if self._owned else 0].put(request)
 
     def receive(self, timeout: float | None = None) -> Reply:
+        self.waiting = False
         self._check()
         if not self._open:
             raise AgnoloadError("receive() was called while no request was under way")
         began = time.monotonic()
         limit = timeout if timeout is not None else None if self._warned else processes.SILENCE
         try:
-            reply = self._replies.get(timeout=limit)
+            reply = self._get(limit)
         except queue.Empty:
             waited = time.monotonic() - began
             if timeout is not None:
                 raise WorkerTimeout(f"no batch came within {waited:.1f} s: {self._doing()}") from None
             self._warned = True
             warn(f"no batch for {waited:.0f} s: {self._doing()}")
-            reply = self._replies.get()
+            reply = self._get(None)
         if isinstance(reply, BaseException):
             raise reply
         self._check()  # whoever has closed it meanwhile has forgotten what is open
         self._open.pop(reply.number, None)
         return reply
 
+    def _get(self, timeout: float | None) -> Reply | BaseException:
+        self.waiting = True
+        try:
+            if not self._arrived:  # in one step: what a signal handler raises cannot come between and lose a reply
+                self._arrived.extend(map(self._replies.get, (True,), (timeout,)))
+        except queue.Empty:
+            self.waiting = False
+            raise
+        self.waiting = False
+        return self._arrived.popleft()
+
     def ready(self) -> bool:
-        return not self._replies.empty()
+        return bool(self._arrived) or not self._replies.empty()
 
     def close(self) -> None:
         """Let the threads end; one that is in the middle of a sample ends after it, and nobody waits for it."""

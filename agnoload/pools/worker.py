@@ -47,7 +47,7 @@ _PIECE = struct.Struct("<2I")
 """Before each thing that a worker has said: its bytes, and their check sum."""
 
 EXTRAS, ERROR, END, STARTUP = 1, 2, 4, 8
-"""Kinds of a reply, as bits: the value is (batch, extras); it is (error, extras); a stream ended; no request's."""
+"""Kinds of a reply, as bits: the value is (batch, extras); it is (error, extras); it is the end; no request's."""
 
 DUMP_SIGNAL = signal.SIGUSR2
 _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
@@ -380,7 +380,8 @@ class Worker:
         except BaseException as error:
             end_copy(self._pid, error)
             slot.reset()
-            kind = (kind & STARTUP) | ERROR
+            lost = "portion" in (extras or {})  # where a stream stands: it cannot be read on
+            kind = (kind & STARTUP) | ERROR | END * lost
             what = describe_request(request) if request is not None else "an error"
             where = f"while {what} was encoded in worker {self._number} (pid {os.getpid()})"
             place = encode((describe(error, where), None), slot)

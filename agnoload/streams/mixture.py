@@ -106,8 +106,15 @@ class Mixture(CursorStream[T_co], IterableDataset[T_co]):
         return _MixtureCursor(self, opening)
 
     def __repr__(self) -> str:
-        parts = ", ".join(map(brief, self.datasets))
-        return f"Mixture([{parts}], {self.weights}, stop={self.stop!r}, per={self.per!r})"
+        some, more = slice(4), ", ..." * (len(self.datasets) > 4)
+        parts = ", ".join(map(brief, self.datasets[some])) + more
+        weights = ", ".join(map(repr, self.weights[some])) + more
+        words = [f"Mixture([{parts}], [{weights}], stop={self.stop!r}, per={self.per!r}"]
+        given = {"batch_size": self.batch_size, "shuffle": self.shuffled, "with_source": self.with_source}
+        words += [f"{name}={value}" for name, value in given.items() if value]
+        if self.seed is not None:
+            words.append(f"seed={self.seed}")
+        return ", ".join(words) + ")"
 
 
 def _weight(weight: Any) -> float:

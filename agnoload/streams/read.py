@@ -73,6 +73,8 @@ class Portion(NamedTuple):
     """At the end: ranks before this one have a sample more, behind where reading began."""
     sums: tuple[int, int] | None = None
     """Where several workers read the same: the check sums of all that was gone past before the batch, and behind it."""
+    error: BaseException | None = None
+    """What a function has raised that makes the samples: there are none, but the stream can be read on."""
 
 
 class Layout(NamedTuple):
@@ -347,14 +349,18 @@ class StreamReader:
         key = self._own(lane, place)
         if track.ended and self._drop_last and not merged:
             drafts = []
-        samples = self._finish(track.cursor, drafts, *key)
-        left = None
-        if track.ended and merged:
-            samples, left = [], samples
+        samples, left, failed = [], None, None
+        try:
+            samples = self._finish(track.cursor, drafts, *key)
+        except (Exception, GeneratorExit) as error:
+            failed = error
+        else:
+            if track.ended and merged:
+                samples, left = [], samples
         state = None if track.ended else track.cursor.state()
         more = track.place + 1 - track.start >= (size if self._drop_last else 1)  # rank 0 has one sample more
         others = track.ended and more and has_others(track.cursor)
-        return Portion(samples, track.ended, left, len(drafts), *key, state, self._self_sharded, others)
+        return Portion(samples, track.ended, left, len(drafts), *key, state, self._self_sharded, others, error=failed)
 
     def _finish(self, cursor: Cursor, drafts: list[Any], first: int, stride: int, rank: int) -> list[Any]:
         if not drafts:

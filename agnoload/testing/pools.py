@@ -38,6 +38,8 @@ class FakePool:
         self.submitted.append(request)
         self.open.append(request)
 
+    waiting = False
+
     def receive(self, timeout: float | None = None) -> Reply:
         if not self.open:
             raise AgnoloadError("receive() was called while no request was under way")

@@ -29,6 +29,8 @@ STRIDE = 1 << 36
 SLOTS = 4096
 LENT_LIMIT = 1000
 """Slots lent at once before batches are copied out: Linux allows 65,530 mappings a process."""
+LENT_BYTES = 1 << 30
+"""Bytes lent at once before batches are copied out, where the user keeps more of them than the loader has under way."""
 ALIGNMENT = 64
 HUGE = 1 << 21
 """The size of a huge page: one page fault and one entry in the processor's table of addresses instead of 512."""
@@ -353,9 +355,19 @@ class Arena(Slots):
                 self._fenced.append((slot, passed))
 
     @property
+    def pinned(self) -> bool:
+        """Whether a backend page-locks what is lent."""
+        return self._attach is not None
+
+    @property
     def lent(self) -> int:
         """How many batches of the user's lie in slots."""
         return len(self._leases)
+
+    def full(self, nbytes: int) -> bool:
+        """Whether too much is lent already; `nbytes` is the size of a batch, and all are taken to be that large."""
+        lent = self.lent
+        return lent >= LENT_LIMIT or (lent > self._capacity and lent * nbytes >= LENT_BYTES)
 
     def trim(self) -> None:
         """Give the pages of surplus free slots back to the system."""

@@ -13,6 +13,7 @@ from itertools import repeat
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from agnoload.transport import byvalue
 from agnoload.transport.arena import Arena, Slot, aligned_empty
@@ -20,6 +21,9 @@ from agnoload.transport.arena import Arena, Slot, aligned_empty
 _WRITABLE = pickle.PickleBuffer(bytearray(1))
 _READ_ONLY = pickle.PickleBuffer(b"\0")
 """They stand for the slot's memory in an array's reduced form, and the memory takes their place in decoding."""
+
+SMALL, SHARE = 1 << 16, 8
+"""An array of fewer bytes gets memory of its own if it is less than such a part of a batch that has more."""
 
 
 class Place(NamedTuple):
@@ -57,7 +61,11 @@ class _Arrays:
         self.arrays += 1
         kind = dtype.char if dtype.isbuiltin == 1 else dtype
         memory = _WRITABLE if value.flags.writeable else _READ_ONLY
-        return np.ndarray, (value.shape, kind, memory, *self._slot.place(value))
+        used = self._slot.used
+        place = self._slot.place(value)
+        copied_in = self._slot.used != used  # larger ones may follow
+        make = _array if value.nbytes < SMALL and (copied_in or used >= SMALL) else np.ndarray
+        return make, (value.shape, kind, memory, *place)
 
 
 class _Pickler(_Arrays, pickle.Pickler):
@@ -68,6 +76,15 @@ class _ByValue(_Arrays, byvalue.Pickler):
     def reducer_override(self, value: Any) -> Any:
         reduced = super().reducer_override(value)
         return byvalue.Pickler.reducer_override(self, value) if reduced is NotImplemented else reduced
+
+
+def _array(shape: Any, kind: Any, memory: Any, offset: int, strides: Any) -> npt.NDArray[Any]:
+    """A small array, with memory of its own if by itself it would keep that of a large batch."""
+    array = np.ndarray(shape, kind, memory, offset, strides)
+    # Memory that is pinned, or read-only, comes as a memoryview: such arrays stay where they are, and what they are.
+    if type(memory) is np.ndarray and memory.nbytes >= SMALL and array.nbytes * SHARE < memory.nbytes:
+        return array.copy("K")
+    return array
 
 
 def _in_band(buffer: pickle.PickleBuffer) -> bool:
@@ -107,6 +124,8 @@ def decode(place: Place, slot: Slot, arena: Arena | None) -> Any:
         return pickle.loads(header)
     if arena is not None:
         memory = arena.lend(slot, place.offset).array()
+        if arena.pinned:
+            memory = memoryview(memory)
     else:
         memory = aligned_empty(place.offset)
         memory[:] = slot.bytes[: place.offset]

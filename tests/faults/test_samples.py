@@ -312,9 +312,13 @@ def test_an_error_of_a_sampler_comes_after_the_batches_before_it(workers) -> Non
 
 @pytest.mark.parametrize("workers", WORKERS)
 def test_an_iterator_that_has_ended_with_an_error_says_so(workers) -> None:
-    data = loader(Holes(), 4, workers=workers)
-    batches = iter(data)
-    with pytest.raises(OSError, match="no file for 3"):
+    def keys():
+        yield from range(4)
+        raise OSError("no more keys")
+
+    batches = iter(loader(range(8), 4, workers=workers, sampler=keys()))
+    assert next(batches).tolist() == [0, 1, 2, 3]
+    with pytest.raises(OSError, match="no more keys"):
         next(batches)
     for _ in range(2):
         with pytest.raises(AgnoloadError, match="has ended with an error \\(OSError\\)"):

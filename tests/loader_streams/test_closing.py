@@ -87,7 +87,7 @@ def held(folder):
 
 
 def end(loader, how):
-    """Begin to read, and leave off in one way or another; what was raised is kept, as its traceback is."""
+    """Begin to read, and leave off in one way or another; what was raised is kept."""
     if how == "with":
         with loader:
             next(iter(loader))
@@ -101,7 +101,7 @@ def end(loader, how):
             for _ in iterator:
                 pass
         except ValueError as error:
-            return error
+            return error.with_traceback(None)  # which knows the iterator, and that could go on
     return None
 
 

@@ -154,7 +154,7 @@ def _tickets(data: bytes) -> Iterator[tuple[int, Place]]:
 def test_beyond_the_limit_batches_are_copied_out_and_their_slots_come_back(
     monkeypatch: pytest.MonkeyPatch, pool: ProcessPool
 ) -> None:
-    monkeypatch.setattr(processes, "LENT_LIMIT", 5)
+    monkeypatch.setattr("agnoload.transport.arena.LENT_LIMIT", 5)
     kept = [answer(pool, filled(value)) for value in range(40)]
     assert pool.arena.lent == 5
     assert pool.arena.nbytes() < 9 * MIB
@@ -294,9 +294,9 @@ def test_a_worker_that_exits_at_the_start_is_told_as_what_it_is() -> None:
     pool = make(fetch=Run(leave))
     ask(pool, filled(1))
     try:
-        error = pool.receive(60).error
-        assert isinstance(error, SystemExit)
-        assert error.code == 3
+        with pytest.raises(SystemExit) as caught:
+            pool.receive(60)
+        assert caught.value.code == 3
     finally:
         pool.close()
 

@@ -109,6 +109,8 @@ class Loader:
                 worker = self.schedule.choice([worker for worker in self.pool if worker.queue])
                 request = worker.queue.popleft()
                 portion = worker.read(request)
+                if portion.error is not None:
+                    raise portion.error
                 next(one for one in asked if one[0] == request)[1] = portion.samples
                 plan.arrived(request, portion)
                 continue
