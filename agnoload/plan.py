@@ -166,7 +166,7 @@ class OrderPlan(Plan):
         total = len(rest) - len(rest) % size if drop_last else len(rest)
         _check_ahead(place, -(-total // size), lambda count: rest.reached(min(count * size, total)))
         super().__init__(place)
-        self.others = place.position < order.end
+        self.others = self.exhausted and place.position < order.end
 
     def _cuts(self, position: int) -> Iterator[Cut]:
         order, size = self._order, self._size or 1
@@ -196,7 +196,7 @@ class BatchPlan(Plan):
         self.number = max(0, len(batches) - len(self._batches))
         _check_ahead(place, len(self._batches), self._batches.reached)
         super().__init__(place)
-        self.others = place.position < batches.end
+        self.others = self.exhausted and place.position < batches.end
 
     def _cuts(self, position: int) -> Iterator[Cut]:
         batches = self._batches

@@ -84,7 +84,9 @@ def restore(state: Any, facts: Mapping[str, Any]) -> Place:
     if not same(state["version"], VERSION):
         raise StateError(f"this version reads states of version {VERSION}, got version {shown(state['version'])}")
     if unknown := sorted(map(str, set(state) - _FIELDS)):
-        raise StateError(f"a state must have the fields {', '.join(sorted(_FIELDS))} only, got {shown(unknown)}")
+        raise StateError(
+            f"a state must have the fields {', '.join(sorted(_FIELDS))} only, got {shown(', '.join(unknown))[1:-1]}"
+        )
     saved = state.get("facts")
     if not isinstance(saved, Mapping):
         raise StateError(f"facts in a state must be a dict, got {shown(saved)}")

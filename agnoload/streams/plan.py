@@ -196,7 +196,7 @@ class StreamPlan:
         return StreamRequest(lane + turn * self._workers, 0, lane, self._size)
 
     def _lane_of(self, request: StreamRequest) -> int:
-        return {"stream": 0, "lanes": request.lane, "workers": request.owner}[self._kind]
+        return 0 if self._kind == "stream" else request.lane if self._kind == "lanes" else request.owner
 
     def _place(self, request: StreamRequest) -> int:
         """The place in its lane where a batch begins."""

@@ -176,7 +176,8 @@ def _chain(make: Callable[[int], DataLoader[Any, Any]], varied: bool, whole: _Ru
                 _compare(found, whole.epochs[0], whole.in_order, f"with stops at {stops}")
     where = f"after stops at {stops}"
     with _refused(where), _open(make, WORKERS[0], state) as loader:
-        _compare([comparable(batch) for batch in loader], whole.epochs[1], whole.in_order, f"{where}, the next epoch")
+        for name, expected in whole.after(n).items():
+            _compare([comparable(batch) for batch in loader], expected, whole.in_order, f"{where}, {name}")
 
 
 class _Leaf(NamedTuple):
