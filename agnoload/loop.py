@@ -184,7 +184,7 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
         """What the sampler or the next epoch raised: due when all that was asked for before has been delivered."""
         self._yielded = 0
         self._before = plan.number or -(-plan.place.position // (loader.batch_size or 1))
-        """How many batches of the epoch were delivered before the state that it goes on from."""
+        """How many batches of the epoch were delivered before the state that it resumes from."""
         self._barren: int | None = None
         """The epoch that gave nothing: one after the other ends there, since the next one may give nothing either."""
         self._since: float | None = None
