@@ -23,6 +23,8 @@ _COPIED = 1 << 20
 """A private mapping is copied, as a fork copies it; only a large one that nobody has changed yet is mapped instead."""
 _PAGES = 1 << 20
 """So many pages are looked up at a time."""
+_WAYS = 4
+"""Descriptors by which a worker may try to open a file: the first may have been closed in between."""
 _PICKLING = ("__reduce__", "__reduce_ex__", "__setstate__")
 _NOT_THESE = ("[", "/memfd:agnoload")
 """Neither stacks and the heap, nor what this library shares by its own means."""
@@ -97,7 +99,7 @@ class MappedFiles:
             self._pieces[area.start, access] = self._piece(area, access)
         piece = self._pieces[area.start, access]
         if piece is None:
-            self.lost += own and shared
+            self.lost += own and access == mmap.ACCESS_WRITE
             return None
         return piece, area.start
 
@@ -109,15 +111,17 @@ class MappedFiles:
         return self._areas[place] if place >= 0 and high <= self._areas[place].stop else None
 
     def _piece(self, area: _Area, access: int) -> _Piece | None:
-        paths = [*self._opened.get(area.path, []), area.path]
-        for path in paths:
+        deleted = area.path.endswith(" (deleted)")
+        fitting: list[str] = []
+        nbytes = inode = 0
+        for path in (*self._opened.get(area.path, ()), area.path):
             with suppress(OSError):
                 found = os.stat(path)
                 # A path that is not deleted is that of this file; of the inode some file systems tell `maps` another.
-                if found.st_ino == area.inode or not area.path.endswith(" (deleted)"):
-                    nbytes = min(area.stop - area.start, found.st_size - area.offset)
-                    return _Piece(paths if self._names else area.path, found.st_ino, area.offset, nbytes, access)
-        return None
+                if len(fitting) < _WAYS and (found.st_ino == area.inode or not deleted):
+                    fitting.append(path)
+                    nbytes, inode = min(area.stop - area.start, found.st_size - area.offset), found.st_ino
+        return _Piece(fitting if self._names else area.path, inode, area.offset, nbytes, access) if fitting else None
 
 
 def _areas() -> list[_Area]:

@@ -317,19 +317,24 @@ def find_culprit(parts: Mapping[str, Any], works: Callable[[Any], bool]) -> tupl
 
 
 def _pickles(value: Any) -> bool:
-    try:
-        _reaches(value)
-    except Exception:
-        return False
-    return True
+    return _pickled(value) is not None
 
 
 def _reaches(value: Any) -> bool:
-    """Whether a worker gets all shared memory in a value, not a copy of it."""
+    """Whether no shared memory in a value becomes a copy."""
+    files = _pickled(value)
+    return files is None or not files.lost
+
+
+def _pickled(value: Any) -> MappedFiles | None:
+    """Pickle a value; gives the mapped files that it lies in, None if it cannot be pickled."""
     pickler = Pickler(io.BytesIO(), 5, buffer_callback=lambda _: None)
     files = pickler.files = MappedFiles()
-    pickler.dump(value)
-    return not files.lost
+    try:
+        pickler.dump(value)
+    except Exception:
+        return None
+    return files
 
 
 def _descend(path: str, value: Any, works: Callable[[Any], bool], deadline: float) -> tuple[str, Any]:

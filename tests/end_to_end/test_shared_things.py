@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import pickle
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from multiprocessing import shared_memory
 from pathlib import Path
@@ -93,7 +94,12 @@ def test_what_a_worker_writes_into_a_shared_tensor_is_seen_here() -> None:
 
 
 def test_shared_memory_that_no_other_process_can_open_is_named_once() -> None:
-    dataset = Holds(mark, inner=Holds(cells=np.frombuffer(mmap.mmap(-1, 4), np.uint8)))
+    class Leaves(Holds):
+        def __getstate__(self) -> dict[str, Any]:
+            return {name: value for name, value in vars(self).items() if name != "lock"}
+
+    cells = np.frombuffer(mmap.mmap(-1, 4), np.uint8)
+    dataset = Leaves(lock=threading.Lock(), inner=Holds(cells=cells))
     dataset.sample = lambda self, index: mark(self.inner, index)
     with DataLoader(dataset, 2, num_workers=1) as loader, pytest.warns(AgnoloadWarning) as caught:
         list(loader)
