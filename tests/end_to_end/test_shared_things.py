@@ -17,7 +17,6 @@ import multiprocess
 import numpy as np
 import pytest
 
-import agnoload
 from agnoload import AgnoloadWarning, DataLoader, DatasetNotPicklable
 from agnoload.transport import byvalue
 
@@ -279,19 +278,3 @@ def test_a_container_too_large_to_be_compared_is_named_once(kept: Any) -> None:
     assert next(iter(loader)) == "another"
     list(loader)
     assert len(caught) == 1
-
-
-def test_a_dataset_of_mapped_files_is_one_of_mapped_files_in_a_worker(tmp_path: Path) -> None:
-    np.memmap(tmp_path / "sparse", np.uint8, "w+", shape=1 << 28)
-    before = shared()
-    loader = DataLoader(
-        agnoload.ArrayDataset(np.memmap(tmp_path / "sparse", np.uint8, "r")), 4, num_workers=2, sampler=range(8)
-    )
-    with loader:
-        assert next(iter(loader))[0].tolist() == [0, 0, 0, 0]
-        assert shared() - before < 1 << 27
-
-
-def shared() -> int:
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("Shmem:"))

@@ -212,6 +212,40 @@ def private_bytes() -> int:
     return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Private"))
 
 
+@pytest.mark.parametrize("mode", ["r", "r+", "c"])
+def test_a_mapped_file_is_not_read(mode: Any, tmp_path: Path) -> None:
+    np.save(tmp_path / "data.npy", np.zeros((2, 4 * MIB), np.uint8))
+    data = np.load(tmp_path / "data.npy", mmap_mode=mode)
+    value = [data, data[:, ::2], np.asarray(data)[1], data.view(np.recarray)]
+    with packed(value) as fd:
+        assert os.fstat(fd).st_size < MIB
+        found = Payload(fd).value([])
+    assert [(type(a), a.shape, a.flags.writeable) for a in found] == [
+        (type(a), a.shape, a.flags.writeable) for a in value
+    ]
+
+
+def test_what_was_written_to_a_private_map_is_packed(tmp_path: Path) -> None:
+    np.save(tmp_path / "data.npy", np.zeros(4 * MIB, np.uint8))
+    data = np.load(tmp_path / "data.npy", mmap_mode="c")
+    data[3 * MIB] = 1
+    assert round_trip(data)[3 * MIB] == 1
+
+
+def test_the_memory_of_a_subclass_lies_beside_the_pickle_too() -> None:
+    class Named(np.ndarray):
+        name = "nobody"
+
+    named = np.arange(MIB).view(Named)
+    named.name = "somebody"
+    with packed([named, np.rec.array([(1, 2.0)] * 1000, dtype="i4,f8")]) as fd:
+        received = Payload(fd)
+    assert received._spans == 2
+    first, second = received.value([])
+    assert (type(first).__name__, first.name, int(first[-1])) == ("Named", "somebody", MIB - 1)
+    assert second.f1.sum() == 2000
+
+
 def test_arrays_outlive_the_descriptor() -> None:
     assert round_trip(np.arange(1000)).sum() == 499_500
 
