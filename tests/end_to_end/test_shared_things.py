@@ -156,6 +156,7 @@ def test_an_open_text_file_is_refused_with_its_path(tmp_path: Path) -> None:
             iter(loader)
 
 
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # the worker's own: nobody closes the file there
 def test_an_open_text_file_in_a_batch_is_refused(tmp_path: Path) -> None:
     dataset = Holds(lambda self, index: self.path.open("w", encoding="utf-8"), path=tmp_path / "x")
     loader = DataLoader(dataset, None, num_workers=1)
