@@ -75,9 +75,9 @@ def pack(
         if files.lost:
             path, _ = find_culprit(parts, _reaches)
             warn(
-                f"{path or 'the dataset'} lies in shared memory that has no file, so each worker gets a private copy of it and what is "
-                "written there later reaches nobody else: use multiprocessing.RawArray or SharedMemory, np.memmap, or "
-                "multiprocessing_context='fork'"
+                f"{path or 'the dataset'} lies in shared memory that has no file, so each worker gets a private copy "
+                "and what is written there later reaches nobody else: use multiprocessing.RawArray or SharedMemory, "
+                "np.memmap, or multiprocessing_context='fork'"
             )
     header = stream.getbuffer()
     around = pickle.dumps(surroundings, 5)
