@@ -142,9 +142,7 @@ class ProcessPool:
             self.close()
             raise
 
-    def _open(
-        self, fetch: WorkerFetch, window: int, reuse: bool, attach: Attach | None, fence: Fence | None
-    ) -> None:
+    def _open(self, fetch: WorkerFetch, window: int, reuse: bool, attach: Attach | None, fence: Fence | None) -> None:
         method, workers = method_of(self._context), self._workers
         if method == "fork":
             _warn_about_threads()
