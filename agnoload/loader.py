@@ -597,6 +597,12 @@ class DataLoader(Generic[SampleT, BatchT]):
         take_back = self._idle.put if options.persistent_workers else None
         if (pool := self._idle.take()) is not None:
             if pool.reusable(fetcher):
+                if (path := pool.unseen) is not None:
+                    self._say_once(
+                        f"the kept workers have a copy of {path}, which is too large to be compared in every epoch: "
+                        "after a change within it that leaves its length as it is, call loader.close(), or assign a "
+                        "new object, so that they are started again"
+                    )
                 return pool, take_back
             pool.close()
         self._warn_once()

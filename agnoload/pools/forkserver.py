@@ -20,7 +20,7 @@ from agnoload.messages import Start
 from agnoload.pools.start import REPORT
 from agnoload.pools.worker import die_with, main
 
-_FDS = 64
+_FDS = 253  # the most that a message can bring
 
 
 def serve(fd: int, parent: int) -> None:

@@ -64,7 +64,7 @@ from agnoload.reach import plain_values
 from agnoload.transport import byvalue
 from agnoload.transport.arena import Arena, Attach, Fence, Slot
 from agnoload.transport.failures import Described, restore
-from agnoload.transport.payload import digest, pack
+from agnoload.transport.payload import Digest, digest, pack
 from agnoload.transport.shared import sending
 from agnoload.transport.wire import Place, decode
 
@@ -133,18 +133,16 @@ class ProcessPool:
         self._payload = self._replies = self._replies_w = -1
         self._pipes: list[tuple[int, int]] = []
         self._extra: list[int] = []  # descriptors of shared files in the dataset, which stay theirs
-        self._digest: bytes | None = None
+        self._environment = environment or {}
+        self._digest: Digest | None = None
         self._classes: dict[str, type] = {}
         try:
-            self._open(fetch, window, reuse, attach, fence, environment or {})
+            self._open(fetch, window, reuse, attach, fence)
         except BaseException:
             self.close()
             raise
 
-    def _open(
-        self, fetch: WorkerFetch, window: int, reuse: bool, attach: Attach | None, fence: Fence | None,
-        environment: Mapping[str, str],
-    ) -> None:  # fmt: skip
+    def _open(self, fetch: WorkerFetch, window: int, reuse: bool, attach: Attach | None, fence: Fence | None) -> None:
         method, workers = method_of(self._context), self._workers
         if method == "fork":
             _warn_about_threads()
@@ -152,11 +150,11 @@ class ProcessPool:
         else:
             with sending() as self._extra:
                 self._payload, self._classes = pack(
-                    fetch, surroundings(environment, fetch.parts()), fetch.parts(), method
+                    fetch, surroundings(self._environment, fetch.parts()), fetch.parts(), method
                 )
         if reuse:
             with contextlib.suppress(*(() if method != "fork" else (Exception,))):  # a fork may hold what cannot pickle
-                self._digest = digest(fetch)
+                self._digest = self._digest_of(fetch)
         self._arena = Arena(1 + workers, window + workers + 1, attach, fence)
         self._control = Control(self._arena.fd, workers)
         self._replies, self._replies_w = os.pipe()
@@ -292,7 +290,17 @@ class ProcessPool:
             self._wait(0)
         finally:
             self._leave()
-        return self.whole and self._digest is not None and self._digest == digest(fetch)
+        return self.whole and self._digest is not None and self._digest == self._digest_of(fetch)
+
+    @property
+    def unseen(self) -> str | None:
+        """The path to a container within which `reusable` may overlook a change."""
+        return self._digest and self._digest.unseen
+
+    def _digest_of(self, fetch: WorkerFetch) -> Digest:
+        parts = fetch.parts()
+        around = {name: value for name, value in surroundings(self._environment, parts).items() if name != "journal"}
+        return digest((around, fetch), parts)
 
     def abandon(self) -> None:
         """Nobody wants what is under way any more; the workers go on with what comes next."""

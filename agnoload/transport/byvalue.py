@@ -17,11 +17,14 @@ from contextlib import contextmanager, suppress
 from typing import Any, ClassVar, NamedTuple
 
 import cloudpickle
+import numpy as np
 import numpy.typing as npt
 
 from agnoload.errors import CALLED, add_note
 from agnoload.locks import free_in_forks
 from agnoload.memory import NUMPYS_OWN, PYTHONS_OWN
+from agnoload.transport import spawning
+from agnoload.transport.mapped import MappedFiles
 
 _cloud: Any = cloudpickle.cloudpickle
 free_in_forks(_cloud._DYNAMIC_CLASS_TRACKER_LOCK)
@@ -141,6 +144,14 @@ def _import_home(value: Any) -> None:
             importlib.import_module(module)
 
 
+def _text_file(file: io.TextIOWrapper) -> Any:
+    """Only the standard streams, which every process has: of any other file cloudpickle would send what is in it."""
+    for name in ("stdin", "stdout", "stderr", "__stdin__", "__stdout__", "__stderr__"):
+        if file is getattr(sys, name):
+            return getattr, (sys, name)
+    raise TypeError(f"an open file cannot be pickled: {file!r}")
+
+
 Packed = tuple[Callable[[npt.NDArray[Any]], Any], npt.NDArray[Any]]
 _packer: Callable[[Any], Packed | None] | None = None
 
@@ -179,6 +190,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         {
             types.CodeType: _code,
             memoryview: _view,
+            io.TextIOWrapper: _text_file,
             functools._lru_cache_wrapper: _cached_function,
             functools.cached_property: _cached_property,
             threading.local: lambda _: (threading.local, ()),  # to a thread of another process it is empty anyway
@@ -189,11 +201,17 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Collects the classes that travel by value, if given, each under a name for `learn_classes`."""
     alone = False
     """A class itself is to be written, not the way to it."""
+    files: MappedFiles | None = None
+    """For a worker: what lies in mapped files goes as its place there, and objects of `multiprocessing` go too."""
 
     def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, np.ndarray):
+            return NotImplemented if self.files is None else self.files.reduce(value)
         reduced = own_by_name(value)
         if reduced is NotImplemented:
             reduced = as_array(value)
+        if reduced is NotImplemented and self.files is not None:
+            reduced = spawning.reduce(value)
         if reduced is not NotImplemented:
             return reduced
         if isinstance(value, (type, types.FunctionType)):

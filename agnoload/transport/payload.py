@@ -11,6 +11,8 @@ import functools
 import hashlib
 import importlib.machinery
 import io
+import itertools
+import math
 import os
 import pickle
 import struct
@@ -19,22 +21,32 @@ import threading
 import time
 import traceback
 import types
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import cloudpickle
 import numpy as np
 
-from agnoload.errors import DatasetNotPicklable, add_note, one_line
+from agnoload.errors import DatasetNotPicklable, add_note, one_line, warn
 from agnoload.locks import free_in_forks
+from agnoload.reach import LONG, within_reach
+from agnoload.transport import spawning
 from agnoload.transport.arena import HUGE, aligned, anonymous_file
 from agnoload.transport.arena import Mapping as Memory
 from agnoload.transport.byvalue import Pickler, learn_classes
-from agnoload.transport.shared import receiving
+from agnoload.transport.mapped import MappedFiles
+from agnoload.transport.shared import receiving, sending
 
 _HEAD = struct.Struct("<4q")  # bytes of the surroundings, of the pickle, number of spans, bytes in all
+_P = TypeVar("_P", bound=Pickler)
 _packing = free_in_forks(threading.RLock())
+
+WHOLE, BUFFERS = 1 << 20, 1 << 24
+"""Bytes of a pickle, and of the arrays beside it, that a digest looks at whole: some 20 ms."""
+SAMPLE = 64
+"""Entries of a long container that an outline looks at."""
 
 
 def pack(
@@ -51,14 +63,22 @@ def pack(
     stream = io.BytesIO()
     pickler = Pickler(stream, 5, buffer_callback=buffers.append)
     classes = pickler.classes = {}
-    with _packing, _unimportable_by_value():
+    files = pickler.files = MappedFiles()
+    with _packing, _unimportable_by_value(), spawning.starting():
         try:
-            pickler.dump((value, classes))  # the second is full when the first has been written
+            pickler.dump((spawning.Parent(), value, classes))  # the last is full when the others have been written
         except Exception as error:
             path, culprit = find_culprit(parts, _pickles)
             if not path and not isinstance(error, _PICKLINGS_OWN):
                 raise  # out of a signal handler: it is not about what is packed
             raise _explain(error, path or "the loader", culprit, method) from error
+        if files.lost:
+            path, _ = find_culprit(parts, _reaches)
+            warn(
+                f"{path or 'the dataset'} lies in shared memory that has no file, so each worker gets a private copy "
+                "and what is written there later reaches nobody else: use multiprocessing.RawArray or SharedMemory, "
+                "np.memmap, or multiprocessing_context='fork'"
+            )
     header = stream.getbuffer()
     around = pickle.dumps(surroundings, 5)
     raws = [buffer.raw() for buffer in buffers]
@@ -85,21 +105,84 @@ def pack(
     return fd, classes
 
 
-def digest(value: Any) -> bytes:
-    """What tells a payload from another without copying it: its pickle, and where its large arrays lie.
+class Digest(NamedTuple):
+    """What tells one payload from another; only those of the same process can be compared."""
 
-    An array changed in place is not noticed.
+    value: bytes
+    unseen: str | None = None
+    """The path to a container that was too large to be looked at whole."""
+
+
+def digest(value: Any, parts: Mapping[str, Any]) -> Digest:
+    """The digest of what `pack` would be given.
+
+    Of a pickle beyond `WHOLE` only a sample of each long container counts, with its identity and its length. Of arrays
+    beyond `BUFFERS` in all, the address, the length and some bytes.
     """
-    buffers: list[pickle.PickleBuffer] = []
-    stream = io.BytesIO()
-    with _packing, _unimportable_by_value():
-        Pickler(stream, 5, buffer_callback=buffers.append).dump(value)
-    found = hashlib.blake2b(stream.getbuffer(), digest_size=16)
-    for buffer in buffers:
-        raw = buffer.raw()
-        address = np.frombuffer(raw, np.uint8).__array_interface__["data"][0] if raw.nbytes else 0
-        found.update(struct.pack("<2q", address, raw.nbytes))
-    return found.digest()
+    try:
+        hasher, _ = _hashed(value, Pickler, WHOLE)
+    except _TooLong:
+        found = within_reach(parts)
+        long = [(path, id(thing), len(thing)) for path, thing, *_ in found if _Outline.shortens(thing)]
+        hasher, pickler = _hashed((value, long), _Outline, math.inf)
+        return Digest(hasher.hash.digest(), [*(path for path, *_ in long), "dataset"][0] if pickler.shortened else None)
+    return Digest(hasher.hash.digest())
+
+
+def _hashed(value: Any, kind: type[_P], limit: float) -> tuple[_Hasher, _P]:
+    hasher = _Hasher(limit)
+    pickler = kind(hasher, 5, buffer_callback=hasher.look_at)
+    pickler.files = MappedFiles(names=False)
+    with sending() as descriptors, _packing, _unimportable_by_value(), spawning.starting():
+        pickler.dump(value)
+        hasher.write(repr([os.fstat(fd)[1:3] for fd in descriptors]).encode())
+    return hasher, pickler
+
+
+class _TooLong(Exception):
+    pass
+
+
+class _Hasher:
+    """A stream, with buffers beside it, that is hashed instead of kept."""
+
+    def __init__(self, limit: float) -> None:
+        self.hash = hashlib.blake2b(digest_size=16)
+        self._left = limit
+        self._whole = BUFFERS
+
+    def write(self, data: bytes) -> None:
+        self.hash.update(data)
+        self._left -= len(data)
+        if self._left < 0:
+            raise _TooLong
+
+    def look_at(self, buffer: pickle.PickleBuffer) -> None:
+        data = np.frombuffer(buffer.raw(), np.uint8)
+        if data.nbytes > self._whole:
+            self.write(struct.pack("<2q", data.__array_interface__["data"][0], data.nbytes))
+            data = data[:: data.nbytes >> 12 | 1].copy()  # an odd step meets each byte of the numbers
+        self._whole -= data.nbytes
+        self.hash.update(data.data)
+        self.write(bytes(512))  # each costs as much time as half a kilobyte of the pickle
+
+
+class _Outline(Pickler):
+    """Writes a long container as its length and some of what it holds."""
+
+    shortened = False
+
+    @staticmethod
+    def shortens(value: Any) -> bool:
+        return type(value) in (dict, list, tuple, set, frozenset, deque) and len(value) > LONG
+
+    def persistent_id(self, value: Any) -> Any:
+        if not self.shortens(value):
+            return None
+        self.shortened = True
+        if isinstance(value, (list, tuple)):
+            return len(value), [*value[:: len(value) // SAMPLE]]
+        return len(value), [*itertools.islice(value.items() if isinstance(value, dict) else value, SAMPLE)]
 
 
 class Payload:
@@ -119,7 +202,7 @@ class Payload:
         buffers = [self._view[o : o + n] for o, n in zip(spans[::2], spans[1::2], strict=True)]
         with receiving(extra):
             try:
-                value, classes = pickle.loads(self._view[self._start : end], buffers=buffers)
+                _, value, classes = pickle.loads(self._view[self._start : end], buffers=buffers)
             except Exception as error:
                 _note_rebuilding(error)
                 raise
@@ -196,6 +279,12 @@ def _explain(error: Exception, path: str, culprit: Any, method: str) -> DatasetN
         f"With the start method {method!r} everything that a worker uses must pickle: make this object in "
         f"worker_init_fn or on first use in __getitem__, leave it out in __getstate__, or {way_out}"
     )
+    if spawning.owner_of(culprit):
+        remedy = (
+            "It can be inherited by a fork alone: make it with multiprocessing.get_context('spawn'), whose locks have "
+            "names and reach workers of every start method, or use multiprocessing_context='fork', "
+            "worker_type='thread', or for data a multiprocessing.RawArray or np.memmap"
+        )
     if isinstance(culprit, types.GeneratorType):
         remedy = "It could be read only once, too: write an agnoload.IterableDataset whose __iter__ begins anew"
     return DatasetNotPicklable(f"{path}{kind} cannot be sent to a worker process: {one_line(error)}. {remedy}")
@@ -228,11 +317,24 @@ def find_culprit(parts: Mapping[str, Any], works: Callable[[Any], bool]) -> tupl
 
 
 def _pickles(value: Any) -> bool:
+    return _pickled(value) is not None
+
+
+def _reaches(value: Any) -> bool:
+    """Whether no shared memory in a value becomes a copy."""
+    files = _pickled(value)
+    return files is None or not files.lost
+
+
+def _pickled(value: Any) -> MappedFiles | None:
+    """Pickle a value; gives the mapped files that it lies in, None if it cannot be pickled."""
+    pickler = Pickler(io.BytesIO(), 5, buffer_callback=lambda _: None)
+    files = pickler.files = MappedFiles()
     try:
-        Pickler(io.BytesIO(), 5, buffer_callback=lambda _: None).dump(value)
+        pickler.dump(value)
     except Exception:
-        return False
-    return True
+        return None
+    return files
 
 
 def _descend(path: str, value: Any, works: Callable[[Any], bool], deadline: float) -> tuple[str, Any]:
@@ -252,6 +354,8 @@ def _descend(path: str, value: Any, works: Callable[[Any], bool], deadline: floa
 
 
 def _children(value: Any) -> Iterator[tuple[str, Any]]:
+    if spawning.owner_of(value):  # what it is made of is not the user's
+        return
     if isinstance(value, Mapping):
         yield from ((f"[{key!r}]", item) for key, item in value.items())
     elif isinstance(value, (list, tuple, set, frozenset)):

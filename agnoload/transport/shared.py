@@ -111,17 +111,28 @@ class SharedFile:
         self._close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        descriptors = _sending.get()
-        if descriptors is None:
-            raise AgnoloadError(
-                "shared memory can be pickled only while a payload is packed for a worker; pickle what it was made from"
-            )
-        if self._fd not in descriptors:
-            descriptors.append(self._fd)
-        return _receive, (descriptors.index(self._fd), self.nbytes)
+        return _receive, (_send(self._fd), self.nbytes)
 
     def __repr__(self) -> str:
         return f"SharedFile({self.nbytes})"
+
+
+class Descriptor:
+    """A descriptor within a payload; it stays its owner's. `detach` gives the number that it has in the worker."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Sent, (_send(self._fd),)
+
+
+class _Sent:
+    def __init__(self, place: int) -> None:
+        self._place = place
+
+    def detach(self) -> int:
+        return _arrived(self._place)
 
 
 @contextmanager
@@ -166,17 +177,39 @@ def receiving(descriptors: Sequence[int]) -> AbstractContextManager[None]:
     return _Receiving(descriptors)
 
 
-def _receive(place: int, nbytes: int) -> SharedFile:
+def _send(fd: int) -> int:
+    """Send a descriptor along; gives its place among those that are sent."""
+    descriptors = _sending.get()
+    if descriptors is None:
+        raise AgnoloadError(
+            "shared memory can be pickled only while a payload is packed for a worker; pickle what it was made from"
+        )
+    if fd not in descriptors:
+        descriptors.append(fd)
+    return descriptors.index(fd)
+
+
+def _arrived(place: int) -> int:
+    """A descriptor that has come with the payload; the caller owns it."""
     arrived = _receiving.get()
     if arrived is None:
         raise AgnoloadError("shared memory can be unpickled only in the worker that it was packed for")
     fd = arrived.descriptors[place]
-    if fd in arrived.taken:  # the payload was pickled in several parts
-        fd = os.dup(fd)
-    file = SharedFile.__new__(SharedFile)
-    file._take_over(fd, nbytes)
+    if fd in arrived.taken:  # it was pickled more than once
+        return os.dup(fd)
     arrived.taken.add(fd)
+    return fd
+
+
+def _receive(place: int, nbytes: int) -> SharedFile:
+    file = SharedFile.__new__(SharedFile)
+    file._take_over(_arrived(place), nbytes)
     return file
+
+
+def descriptors() -> str:
+    """The folder in which another process finds this one's descriptors, and can open for itself what they show."""
+    return f"/proc/{os.readlink('/proc/self')}/fd"
 
 
 def _new_file() -> int:

@@ -63,9 +63,9 @@ def elsewhere(value: Any, code: str) -> str:
 def test_a_bound_method_of_the_processs_own_generator_is_one_of_the_other_process() -> None:
     held = [random.random, random.getrandbits.__self__, np.random.uniform, np.random.standard_normal.__self__]
     random.seed(1)
-    before = digest(held)
+    before = digest(held, {})
     random.random()
-    assert digest(held) == before
+    assert digest(held, {}) == before
     code = (
         "import random, numpy as np; python, numpy = random.random.__self__, np.random.uniform.__self__; "
         "print(value[0].__self__ is value[1] is python, value[2].__self__ is value[3] is numpy)"
@@ -212,6 +212,40 @@ def private_bytes() -> int:
     return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Private"))
 
 
+@pytest.mark.parametrize("mode", ["r", "r+", "c"])
+def test_a_mapped_file_is_not_read(mode: Any, tmp_path: Path) -> None:
+    np.save(tmp_path / "data.npy", np.zeros((2, 4 * MIB), np.uint8))
+    data = np.load(tmp_path / "data.npy", mmap_mode=mode)
+    value = [data, data[:, ::2], np.asarray(data)[1], data.view(np.recarray)]
+    with packed(value) as fd:
+        assert os.fstat(fd).st_size < MIB
+        found = Payload(fd).value([])
+    assert [(type(a), a.shape, a.flags.writeable) for a in found] == [
+        (type(a), a.shape, a.flags.writeable) for a in value
+    ]
+
+
+def test_what_was_written_to_a_private_map_is_packed(tmp_path: Path) -> None:
+    np.save(tmp_path / "data.npy", np.zeros(4 * MIB, np.uint8))
+    data = np.load(tmp_path / "data.npy", mmap_mode="c")
+    data[3 * MIB] = 1
+    assert round_trip(data)[3 * MIB] == 1
+
+
+def test_the_memory_of_a_subclass_lies_beside_the_pickle_too() -> None:
+    class Named(np.ndarray):
+        name = "nobody"
+
+    named = np.arange(MIB).view(Named)
+    named.name = "somebody"
+    with packed([named, np.rec.array([(1, 2.0)] * 1000, dtype="i4,f8")]) as fd:
+        received = Payload(fd)
+    assert received._spans == 2
+    first, second = received.value([])
+    assert (type(first).__name__, first.name, int(first[-1])) == ("Named", "somebody", MIB - 1)
+    assert second.f1.sum() == 2000
+
+
 def test_arrays_outlive_the_descriptor() -> None:
     assert round_trip(np.arange(1000)).sum() == 499_500
 
@@ -339,7 +373,39 @@ def test_the_search_for_the_culprit_gives_up_in_time(monkeypatch: pytest.MonkeyP
 def test_a_payload_is_recognised() -> None:
     array = np.zeros(1000)
     value = {"x": array, "f": Doubler(2)}
-    assert digest(value) == digest({"x": array, "f": Doubler(2)})
-    assert digest(value) != digest({"x": array, "f": Doubler(3)})
-    assert digest(value) != digest({"x": array.copy(), "f": Doubler(2)})
-    assert digest(value) != digest({"x": array[1:], "f": Doubler(2)})
+    before = digest(value, {})
+    assert digest({"x": array.copy(), "f": Doubler(2)}, {}) == before
+    assert digest({"x": array, "f": Doubler(3)}, {}) != before
+    assert digest({"x": array[1:], "f": Doubler(2)}, {}) != before
+    array[500] = 1
+    assert digest(value, {}) != before
+
+
+def test_an_array_that_is_too_large_to_be_hashed_is_known_by_its_address_and_some_of_its_bytes() -> None:
+    array = np.zeros(module.BUFFERS // 8 + 1)
+    before = digest(array, {})
+    assert digest(array, {}) == before
+    assert digest(array.copy(), {}) != before
+    array[::64] += 1
+    assert digest(array, {}) != before
+
+
+@pytest.mark.parametrize("kind", [list, tuple, dict.fromkeys, frozenset])
+def test_a_long_container_is_known_by_its_identity_its_length_and_some_of_its_entries(kind: Any) -> None:
+    data = Data(kind([f"sample {number}" for number in range(100_000)]))
+    parts = {"dataset": data}
+    before = digest(data, parts)
+    assert before.unseen == "dataset.transform"
+    assert digest(data, parts) == before
+    data.options["stage"] = 1
+    assert digest(data, parts) != before
+    data.options.clear()
+    data.transform = kind(["other entries", *data.transform][:100_000])
+    assert digest(data, parts) != before
+
+
+def test_the_entries_of_a_long_list_that_is_shuffled_in_place_are_other_ones() -> None:
+    data = Data([str(number) for number in range(200_000)])
+    before = digest(data, {"dataset": data})
+    random.Random(1).shuffle(data.transform)
+    assert digest(data, {"dataset": data}) != before

@@ -1,0 +1,201 @@
+"""Arrays in mapped files travel as their place in the file, so that a worker maps what this process has mapped.
+
+These are memory-mapped files, and whatever processes share: `multiprocessing.RawArray`, `SharedMemory`, `mmap`, a
+framework's tensors in shared memory. `/proc/self/maps` tells the file by the address, whoever made the mapping. A
+worker opens it through a descriptor of the parent's, which also leads to a file that has no name or was replaced.
+"""
+
+from __future__ import annotations
+
+import bisect
+import mmap
+import os
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from agnoload.errors import AgnoloadError
+from agnoload.transport.shared import descriptors
+
+_COPIED = 1 << 20
+"""A private mapping is copied, as a fork copies it; only a large one that nobody has changed yet is mapped instead."""
+_PAGES = 1 << 20
+"""So many pages are looked up at a time."""
+_WAYS = 4
+"""Descriptors by which a worker may try to open a file: the first may have been closed in between."""
+_PICKLING = ("__reduce__", "__reduce_ex__", "__setstate__")
+_NOT_THESE = ("[", "/memfd:agnoload")
+"""Neither stacks and the heap, nor what this library shares by its own means."""
+
+
+class _Area(NamedTuple):
+    """A line of `/proc/self/maps`."""
+
+    start: int
+    stop: int
+    modes: str
+    offset: int
+    inode: int
+    path: str
+
+
+class _Piece:
+    """A mapped piece of a file; pickled once, however many arrays lie in it."""
+
+    def __init__(self, *arguments: Any) -> None:
+        self._arguments = arguments
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _map, self._arguments
+
+
+class MappedFiles:
+    """The files that this process has mapped, looked up when the first array asks for them."""
+
+    def __init__(self, names: bool = True) -> None:
+        self._names = names  # else an array is recognised, but cannot be opened
+        self._areas: list[_Area] | None = None
+        self._opened: dict[str, list[str]] = {}
+        self._pieces: dict[tuple[int, int], _Piece | None] = {}
+        self.lost = 0
+        """Arrays in the user's own shared memory that nobody else can open."""
+
+    def reduce(self, array: npt.NDArray[Any]) -> Any:
+        """An array in the reduced form that pickle takes; NotImplemented if it pickles well by itself."""
+        kind = type(array)
+        if kind is np.ndarray and array.base is None:
+            return NotImplemented
+        plain = all(getattr(kind, name) is getattr(np.ndarray, name) for name in _PICKLING)
+        if not plain or array.dtype.hasobject or not array.nbytes:
+            return NotImplemented
+        owner: Any = array
+        while isinstance(owner, (np.ndarray, memoryview)):
+            owner = owner.base if isinstance(owner, np.ndarray) else owner.obj
+        attributes = {name: value for name, value in getattr(array, "__dict__", {}).items() if name != "_mmap"}
+        if owner is not None and (found := self._find(array, isinstance(owner, mmap.mmap))) is not None:
+            piece, start = found
+            place = array.__array_interface__["data"][0] - start
+            shown = (array.shape, array.dtype, piece, place, array.strides)
+            return _mapped_array, (kind, shown, array.flags.writeable, attributes)
+        # NumPy would write the bytes of a subclass into the pickle, and each worker would read a copy of its own.
+        return NotImplemented if kind is np.ndarray else (_subclassed, (kind, array.view(np.ndarray), attributes))
+
+    def _find(self, array: npt.NDArray[Any], own: bool) -> tuple[_Piece, int] | None:
+        """The piece that an array lies in, and where that begins in memory."""
+        low, high = np.lib.array_utils.byte_bounds(array)
+        area = self._area(low, high)
+        if area is None:
+            return None
+        shared = area.modes[3] == "s"
+        if not shared and (high - low < _COPIED or _changed(low, high)):
+            return None
+        if not shared or area.modes[1] != "w":
+            access = mmap.ACCESS_COPY if array.flags.writeable else mmap.ACCESS_READ
+        else:
+            access = mmap.ACCESS_WRITE
+        if (area.start, access) not in self._pieces:
+            self._pieces[area.start, access] = self._piece(area, access)
+        piece = self._pieces[area.start, access]
+        if piece is None:
+            self.lost += own and access == mmap.ACCESS_WRITE
+            return None
+        return piece, area.start
+
+    def _area(self, low: int, high: int) -> _Area | None:
+        if self._areas is None:
+            self._areas = _areas()
+            self._opened = _opened()
+        place = bisect.bisect_right(self._areas, low, key=lambda area: area.start) - 1
+        return self._areas[place] if place >= 0 and high <= self._areas[place].stop else None
+
+    def _piece(self, area: _Area, access: int) -> _Piece | None:
+        deleted = area.path.endswith(" (deleted)")
+        fitting: list[str] = []
+        nbytes = inode = 0
+        for path in (*self._opened.get(area.path, ()), area.path):
+            with suppress(OSError):
+                found = os.stat(path)
+                # A path that is not deleted is that of this file; of the inode some file systems tell `maps` another.
+                if len(fitting) < _WAYS and (found.st_ino == area.inode or not deleted):
+                    fitting.append(path)
+                    nbytes, inode = min(area.stop - area.start, found.st_size - area.offset), found.st_ino
+        return _Piece(fitting if self._names else area.path, inode, area.offset, nbytes, access) if fitting else None
+
+
+def _areas() -> list[_Area]:
+    """What is mapped of files, but for programs and devices."""
+    areas: list[_Area] = []
+    with suppress(OSError), open("/proc/self/maps", errors="surrogateescape") as lines:
+        for line in lines:
+            place, modes, offset, _, inode, *path = line.rstrip("\n").split(maxsplit=5)
+            if not path or modes[0] != "r" or modes[2] == "x" or path[0].startswith(_NOT_THESE):
+                continue
+            if path[0].startswith("/dev/") and not path[0].startswith(("/dev/shm/", "/dev/zero")):
+                continue
+            start, stop = (int(end, 16) for end in place.split("-"))
+            area = _Area(start, stop, modes, int(offset, 16), int(inode), path[0])
+            if areas and areas[-1] == (areas[-1].start, start, modes, area.offset - start + areas[-1].start, *area[4:]):
+                area = area._replace(start=areas[-1].start, offset=areas.pop().offset)  # `madvise` has divided it
+            areas.append(area)
+    return areas
+
+
+def _opened() -> dict[str, list[str]]:
+    """The descriptors of this process by what they show, as paths by which another process opens the same file."""
+    found: dict[str, list[str]] = {}
+    with suppress(OSError):
+        folder = descriptors()
+        for number in os.listdir(folder):
+            with suppress(OSError):
+                found.setdefault(os.readlink(f"{folder}/{number}"), []).append(f"{folder}/{number}")
+    return found
+
+
+def _changed(low: int, high: int) -> bool:
+    """Whether this process has pages of its own in a private mapping."""
+    first, last = low // mmap.PAGESIZE, -(-high // mmap.PAGESIZE)
+    try:
+        with open("/proc/self/pagemap", "rb", 0) as pages:
+            for start in range(first, last, _PAGES):
+                count = min(_PAGES, last - start)
+                words = np.frombuffer(os.pread(pages.fileno(), 8 * count, 8 * start), np.uint64)
+                states = words >> np.uint64(61)  # 4: in memory, 2: swapped out, 1: the file's own page
+                if len(words) < count or np.any((states > 1) & (states % 2 == 0)):
+                    return True
+    except OSError:
+        return True
+    return False
+
+
+def _map(paths: list[str], inode: int, offset: int, nbytes: int, access: int) -> mmap.mmap:
+    for path in paths:
+        with suppress(FileNotFoundError):
+            fd = os.open(path, (os.O_RDWR if access == mmap.ACCESS_WRITE else os.O_RDONLY) | os.O_CLOEXEC)
+            try:
+                if os.fstat(fd).st_ino == inode:
+                    return mmap.mmap(fd, nbytes, access=access, offset=offset)
+            finally:
+                os.close(fd)
+    raise AgnoloadError(f"the mapped file {paths[-1]} cannot be opened any more: it was removed or replaced")
+
+
+def _mapped_array(
+    kind: type[npt.NDArray[Any]], shown: tuple[Any, ...], writeable: bool, attributes: dict[str, Any]
+) -> npt.NDArray[Any]:
+    array = np.ndarray.__new__(kind, *shown)
+    array.flags.writeable = writeable
+    if issubclass(kind, np.memmap):
+        attributes["_mmap"] = array.base
+    return _given(array, attributes)
+
+
+def _subclassed(kind: type[npt.NDArray[Any]], array: npt.NDArray[Any], attributes: dict[str, Any]) -> npt.NDArray[Any]:
+    return _given(array.view(kind), attributes)
+
+
+def _given(array: npt.NDArray[Any], attributes: dict[str, Any]) -> npt.NDArray[Any]:
+    if attributes:
+        vars(array).update(attributes)
+    return array
