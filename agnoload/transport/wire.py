@@ -22,8 +22,9 @@ _WRITABLE = pickle.PickleBuffer(bytearray(1))
 _READ_ONLY = pickle.PickleBuffer(b"\0")
 """They stand for the slot's memory in an array's reduced form, and the memory takes their place in decoding."""
 
-SMALL, SHARE = 1 << 16, 8
-"""An array of fewer bytes gets memory of its own if it is less than such a part of a batch that has more."""
+SMALL, SHARE = 1 << 16, 64
+"""An array of fewer bytes gets memory of its own if it is less than such a part of a batch that has more. A batch of
+many equal fields stays where it is: they would all be copied."""
 
 
 class Place(NamedTuple):
