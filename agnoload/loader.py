@@ -85,6 +85,9 @@ else:
 
     SampleT, BatchT = TypeVar("SampleT"), TypeVar("BatchT")
 
+UNDER_WAY = 2048
+"""Batches under way at most: half of the slots of the shared memory; the user's own and abandoned ones take others."""
+
 PROBE_PATIENCE = 10.0
 """Seconds after which a probe for `num_workers="auto"` is given up."""
 
@@ -496,7 +499,7 @@ class DataLoader(Generic[SampleT, BatchT]):
                 next_plan=self._next_plan,
                 say=self._say_once,
                 limit=limit,
-                window=Window(self._window(), self._options.in_order),
+                window=Window(self._window(self.num_workers), self._options.in_order),
                 timeout=self._options.timeout,
                 backend=self._backend,
                 device=self._place_on,
@@ -516,8 +519,8 @@ class DataLoader(Generic[SampleT, BatchT]):
         """The next epoch, where the one before has ended here: a sampler with a state stands there already."""
         return self._plan(self._epochs.following(place._replace(sampler=None)))
 
-    def _window(self) -> int:
-        return max(self.num_workers * self._options.prefetch_factor, 1)
+    def _window(self, workers: int) -> int:
+        return max(min(workers * self._options.prefetch_factor, UNDER_WAY), 1)
 
     # ------------------------------------------------------------------------------------------------ assembly
 
@@ -611,7 +614,7 @@ class DataLoader(Generic[SampleT, BatchT]):
     def _make_pool(self, fetcher: Fetcher, workers: int) -> Pool:
         """Workers of the kind that was asked for."""
         options = self._options
-        window = workers * options.prefetch_factor
+        window = self._window(workers)
         if options.worker_type == "thread":
             return ThreadPool(fetcher, workers=workers, window=window, owned=options.stream)
         use_server(self)

@@ -1,7 +1,7 @@
 """The process that forks workers: it has NumPy and this library loaded, one thread, and nothing of the user's.
 
 It ends with its parent, and the kernel ends the workers with it, whatever they are doing: so nothing that the parent
-started outlives it, however it went.
+started outlives it, however it went. Nothing else ends it: a signal to the whole process group is the parent's.
 """
 
 from __future__ import annotations
@@ -18,20 +18,23 @@ import sys
 
 from agnoload.messages import Start
 from agnoload.pools.start import REPORT
-from agnoload.pools.worker import die_with, main
+from agnoload.pools.worker import GROUP_SIGNALS, answer, die_with, main
 
 _FDS = 253  # the most that a message can bring
 
 
 def serve(fd: int, parent: int) -> None:
     """Fork a worker for each message, report its pid and later its status, end when the parent does."""
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    answer(dict.fromkeys(GROUP_SIGNALS, False))
     wake_r, wake_w = os.pipe()
     os.set_blocking(wake_w, False)
     os.set_blocking(wake_r, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # whatever the thread that has started this process had blocked
     watched = [wake_r]
     # A process that the parent has forked holds the socket, too: its end alone would not tell of the parent's.
     with contextlib.suppress(AttributeError):
@@ -77,7 +80,8 @@ def _fork(connection: socket.socket, children: dict[int, int], mine: list[int]) 
             os.close(each)
         connection.close()
         _run(message, fds, server)
-    _report(fds[0], pid, 0)
+    if not _report(fds[0], pid, 0) and pid > 0:
+        os.kill(pid, signal.SIGKILL)  # its pool was closed meanwhile
     for each in fds[1:]:
         os.close(each)
     if pid > 0:
@@ -97,9 +101,13 @@ def _reap(children: dict[int, int]) -> None:
         os.close(report)
 
 
-def _report(pipe: int, what: int, more: int) -> None:
-    with contextlib.suppress(BrokenPipeError):  # nobody waits for this one any more
+def _report(pipe: int, what: int, more: int) -> bool:
+    """False if nobody waits for this one any more."""
+    try:
         os.write(pipe, REPORT.pack(what, more))
+    except BrokenPipeError:
+        return False
+    return True
 
 
 def _run(message: bytes, fds: list[int], server: int) -> None:

@@ -43,6 +43,7 @@ from agnoload.pools.start import (
     interrupts_held,
     method_of,
     search_path,
+    standard_streams,
     start_process,
 )
 from agnoload.pools.worker import (
@@ -58,6 +59,8 @@ from agnoload.pools.worker import (
     Control,
     Stage,
     WorkerFetch,
+    answered,
+    check_reading,
     checksum,
 )
 from agnoload.reach import plain_values
@@ -70,6 +73,9 @@ from agnoload.transport.wire import Place, decode
 
 SILENCE = 60.0
 """Seconds without a batch after which one warning tells what the workers are doing."""
+
+FOREVER = 1e6
+"""Seconds of one wait at most, as long as the system can wait; who waits longer waits again."""
 
 TICKETS = 512
 """Tickets under way at most, fewer where pipes are small."""
@@ -126,7 +132,7 @@ class ProcessPool:
         self._inside = threading.RLock()
         self._closed = self._ended = False
         self._processes: dict[int, Process] = {}
-        self._pids: dict[int, int] = {}
+        self._latest: dict[int, Process] = {}
         self._by_sentinel: dict[int, int] = {}
         self._poll = select.poll()
         self._arena: Arena | None = None
@@ -136,8 +142,16 @@ class ProcessPool:
         self._environment = environment or {}
         self._digest: Digest | None = None
         self._classes: dict[str, type] = {}
+        check_reading()
+        for needed, there in (("/proc", os.path.isdir("/proc/self/fd")), ("memfd", hasattr(os, "memfd_create"))):
+            if not there:
+                raise AgnoloadError(
+                    f"worker processes need {needed}, which is not there: use worker_type='thread' or num_workers=0"
+                )
+        self._end_signal = signal.SIGKILL if signal.SIGTERM in answered() else signal.SIGTERM
         try:
-            self._open(fetch, window, reuse, attach, fence)
+            with standard_streams():
+                self._open(fetch, window, reuse, attach, fence)
         except BaseException:
             self.close()
             raise
@@ -166,6 +180,9 @@ class ProcessPool:
         self._poll.register(self._replies, select.POLLIN)
         for worker in range(workers):
             self._start(worker)
+        for process in self._processes.values():
+            if not process.pid and process.failed is not None:
+                raise process.failed
         if method != "fork" or not self._restarts:  # a kept pool would keep the dataset, and all that this knows
             self._inherited = None
 
@@ -241,7 +258,7 @@ class ProcessPool:
             processes = list(self._processes.values())
             try:
                 self._ask_to_stop()
-                _end(processes, ((0, ASKED), (signal.SIGTERM, TERMINATED), (signal.SIGKILL, KILLED)))
+                _end(processes, ((0, ASKED), (self._end_signal, TERMINATED), (signal.SIGKILL, KILLED)))
             except BaseException:  # Ctrl-C, a second time
                 for process in processes:
                     process.kill(signal.SIGKILL)
@@ -350,7 +367,7 @@ class ProcessPool:
         with interrupts_held():
             process = start_process(self._context, start, self._extra, self._inherited)
             self._processes[worker] = process
-            self._pids[worker] = process.pid
+            self._latest[worker] = process
             self._by_sentinel[process.sentinel] = worker
             self._poll.register(process.sentinel, select.POLLIN)
 
@@ -374,14 +391,15 @@ class ProcessPool:
 
     def _wait(self, seconds: float | None) -> None:
         """Wait for a reply or a death and take up all that is there; finished batches come before a death."""
-        milliseconds = None if seconds is None else math.ceil(seconds * 1000)
+        milliseconds = None if seconds is None else math.ceil(min(seconds, FOREVER) * 1000)
         self.waiting = True
         events = self._poll.poll(milliseconds)
         self.waiting = False
         self._take_replies()
         for fd, _ in events:
-            if fd != self._replies and fd in self._by_sentinel and not self._closed:
-                self._died(self._by_sentinel[fd])
+            worker = self._by_sentinel.get(fd)
+            if worker is not None and not self._closed and self._processes[worker].exitcode() is not None:
+                self._died(worker)
         while self._backlog and self._tickets < self._room and not self._closed:
             self._send(self._backlog.popleft())
 
@@ -405,7 +423,7 @@ class ProcessPool:
         end: int, samples: int, started: float, fetched: float, collated: float, finished: float,
     ) -> None:  # fmt: skip
         arena, place = self.arena, Place(offset, nbytes, arrays, end)
-        if not (worker in self._pids and arena.has(slot_number) and offset >= 0 and 0 <= nbytes <= end - offset):
+        if not (worker in self._latest and arena.has(slot_number) and offset >= 0 and 0 <= nbytes <= end - offset):
             return self._refuse(worker, "a ticket that names no place of its own")
         flight, slot = self._flights.get(number), arena[slot_number]
         if flight is not None and flight.slot is slot:
@@ -436,7 +454,7 @@ class ProcessPool:
             else:
                 batch = value
             if kind & ERROR:
-                error, batch = restore(batch, f"in worker {worker} (pid {self._pids[worker]})"), None
+                error, batch = restore(batch, f"in {self._name(worker)}"), None
         finally:
             if copy or not arrays:
                 arena.give_back(slot_number)
@@ -447,19 +465,20 @@ class ProcessPool:
     def _never_began(self, worker: int, described: Described, extras: dict[str, Any] | None) -> None:
         """A worker could not read the dataset, or its `worker_init_fn` has raised: nobody waits for the others."""
         if self._fatal is None:
-            self._fatal = restore(described, f"in worker {worker} (pid {self._pids[worker]}), before its first batch")
+            self._fatal = restore(described, f"in {self._name(worker)}, before its first batch")
             self._hear((extras or {}).get("said", []))
 
     def _refuse(self, worker: int | None, what: str, flight: _Flight | None = None) -> None:
         """What came through the pipe or lies in the slot was not written by our code: nothing can be trusted."""
-        who = f"worker {worker} (pid {self._pids[worker]})" if worker in self._pids else "a worker"
+        process = None if worker is None else self._latest.get(worker)
+        who = f"worker {worker} (pid {process.pid})" if process is not None else "a worker"
         request = flight.request if flight is not None else None
         where = f" for {describe_request(request)}" if request is not None else ""
         self._fatal = self._fatal or WorkerDied(
             f"{who} is not trusted any more: it sent {what}{where}; something in it writes to memory or files that are "
             "not its own",
             worker,
-            self._pids.get(worker) if worker is not None else None,
+            process.pid if process is not None else None,
             batch=request.batch if request is not None else None,
             indices=plain_indices(request.indices) if request is not None else None,
         )
@@ -473,6 +492,7 @@ class ProcessPool:
         self._poll.unregister(process.sentinel)
         code = process.exitcode()
         process.close()
+        self._fatal = self._fatal or process.failed
         if self._fatal is not None:
             return
         self._hear(heard(self._control.said(worker)))
@@ -487,9 +507,10 @@ class ProcessPool:
             culprit.deaths += 1
         if self._restarts > 0 and (culprit is None or culprit.deaths < 2):
             self._restarts -= 1
-            if self._owned:
-                self._renew_pipe(worker)
-            self._start(worker)
+            with standard_streams():
+                if self._owned:
+                    self._renew_pipe(worker)
+                self._start(worker)
             self._send_again(wanted)
             return
         error = self._obituary(worker, process, code, culprit or (lost[0] if lost else None))
@@ -595,7 +616,7 @@ class ProcessPool:
     def _timed_out(self, waited: float) -> WorkerTimeout:
         text, worker = self._doing()
         if worker is not None:
-            _end([self._processes[worker]], ((signal.SIGTERM, 1.0), (signal.SIGKILL, KILLED)))
+            _end([self._processes[worker]], ((self._end_signal, 1.0), (signal.SIGKILL, KILLED)))
             self._hear(heard(self._control.said(worker)))
         return WorkerTimeout(f"no batch came within {waited:.1f} s: {text}")
 
@@ -610,8 +631,12 @@ class ProcessPool:
             what, worker = self._holding_up(what, claims, stages)
         if worker is None:
             return what, None
-        stack = self._ask_stack(worker) if stages[worker] != Stage.LAUNCHED else "  (its interpreter is starting)"
-        return f"worker {worker} (pid {self._pids[worker]}) is busy with {what}; its stack:\n{stack}", worker
+        if stages[worker] == Stage.LAUNCHED:
+            return f"worker {worker} is busy with {what}: its process has not begun yet", worker
+        return f"{self._name(worker)} is busy with {what}; its stack:\n{self._ask_stack(worker)}", worker
+
+    def _name(self, worker: int) -> str:
+        return f"worker {worker} (pid {self._latest[worker].pid})"
 
     def _holding_up(
         self, what: str, claims: Mapping[int | None, int], stages: Mapping[int, Stage]
@@ -647,7 +672,7 @@ class ProcessPool:
                 self._unread()
         for worker, process in self._processes.items():
             if self._control.stage_of(worker) != Stage.IDLE:
-                process.kill(signal.SIGTERM)
+                process.kill(self._end_signal)
             with contextlib.suppress(OSError):
                 os.write(self._pipes[worker if self._owned else 0][1], REQUEST.pack(-1, 0, 0, 0))
 
@@ -663,7 +688,7 @@ def check_process(owner: int) -> None:
 
 def _end(processes: Iterable[Process], steps: Iterable[tuple[int, float]]) -> None:
     """Send one signal after the other (0: none) to those that still run, and give them so many seconds after each."""
-    running = {process.sentinel: process for process in processes if process.exitcode() is None}
+    running = {process.sentinel: process for process in processes if process.exitcode() is None and process.started}
     for number, seconds in steps:
         for process in running.values():
             if number:
@@ -701,6 +726,7 @@ def surroundings(environment: Mapping[str, str], parts: Mapping[str, Any]) -> di
         "locale": locale.setlocale(locale.LC_ALL),
         "frameworks": pickle.dumps(plugins.framework_settings()),
         "values": plain_values(parts),
+        "signals": answered(),
     }
 
 

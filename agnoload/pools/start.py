@@ -12,6 +12,8 @@ A worker is given descriptors and nothing else; what it shall do lies in the pay
 from __future__ import annotations
 
 import contextlib
+import importlib
+import marshal
 import os
 import select
 import signal
@@ -25,9 +27,10 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 from agnoload.cores import resident
-from agnoload.errors import OptionError
+from agnoload.errors import AgnoloadError, OptionError
 from agnoload.messages import Start
-from agnoload.pools.worker import die_with, end_with, main
+from agnoload.pools.worker import GROUP_SIGNALS, die_with, end_with, main
+from agnoload.transport.arena import anonymous_file
 
 THREADS = dict.fromkeys(
     ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1"
@@ -42,12 +45,24 @@ UNKNOWN = 256
 """For the exit code of a process that somebody else has collected: one that no process can have."""
 
 
+HELD = (signal.SIGINT, *GROUP_SIGNALS)
+
+
 class Process(Protocol):
     """A worker process as its parent sees it."""
 
-    pid: int
     sentinel: int
-    """Readable once the process has ended."""
+    """Readable once the process has ended, or its pid is known."""
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def started(self) -> bool:
+        """Whether its pid is known; a look at `pid` waits for it, and a signal before that is lost."""
+
+    failed: Exception | None
+    """Why it has ended before it started."""
 
     rss: int | None
     """Once it has ended: the most memory that it had resident, in bytes, where the system tells."""
@@ -69,23 +84,75 @@ def start_process(context: Any, start: Start, extra: list[int], inherited: Any) 
     if method_of(context) == "forkserver":
         return _server().start(start, extra)
     if isinstance(context, str):
-        import multiprocess
-
+        try:
+            import multiprocess
+        except FileNotFoundError as error:  # at its import it looks for a place for temporary files
+            raise AgnoloadError(
+                f"multiprocessing_context={context!r} needs a directory for temporary files: set TMPDIR to one that "
+                f"can be written to, or use the default (forkserver). {error}"
+            ) from error
         context = multiprocess.get_context(context)
-    return _ContextProcess(context, start, extra, inherited)
+    try:
+        return _ContextProcess(context, start, extra, inherited)
+    except FileNotFoundError as error:
+        raise AgnoloadError(
+            "the start method 'spawn' needs a working directory, and this one has been removed: os.chdir() to another, "
+            "or use the default (forkserver)"
+        ) from error
 
 
 @contextlib.contextmanager
 def interrupts_held() -> Iterator[None]:
-    """Around a start: Ctrl-C comes when the process is known to its pool, and can say that it ignores it.
+    """Around a start: signals are handled when the process is known to its pool, and can say what it does with them.
 
-    A new process inherits what is blocked, and unblocks it when it is ready.
+    A new process inherits what is blocked, and unblocks it when it is ready. But the system may pick another thread for
+    a signal, and its handler runs in the first one all the same: so the handlers are put off, too.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    came: dict[int, None] = {}
+    handlers: dict[int, Any] = {}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
+    _held[threading.get_ident()] = handlers, before
     try:
+        if threading.current_thread() is threading.main_thread():
+            for number in HELD:
+                if callable(handler := signal.getsignal(number)):
+                    handlers[number] = handler
+                    signal.signal(number, lambda number, _: came.setdefault(number))
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        _released()
+        for late in came:
+            handlers[late](late, None)
+
+
+_held: dict[int, tuple[dict[int, Any], set[int]]] = {}
+"""By thread: the handlers that are put off, and what was blocked before."""
+
+
+def _released(*still: int) -> None:
+    """What `interrupts_held` has put off is handled as before; but some signals stay blocked."""
+    handlers, before = _held.pop(threading.get_ident())
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, {*before, *still})
+
+
+@contextlib.contextmanager
+def standard_streams() -> Iterator[None]:
+    """Where a program has closed its standard streams, take their numbers for a while.
+
+    Else our own pipes and memory would get them, and a library that complains would write there.
+    """
+    taken = []
+    try:
+        while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+            os.set_inheritable(fd, True)  # new processes have streams, then
+            taken.append(fd)
+        os.close(fd)
+        yield
+    finally:
+        for fd in taken:
+            os.close(fd)
 
 
 def method_of(context: Any) -> str:
@@ -112,7 +179,7 @@ def directory() -> str:
 
 def search_path() -> list[str]:
     """`sys.path` for another process, wherever that one works."""
-    return [entry or directory() for entry in sys.path]
+    return [str(entry) or directory() for entry in sys.path if isinstance(entry, str)]  # as the import system does
 
 
 def available_methods() -> list[str]:
@@ -128,11 +195,14 @@ class _Killable:
 
     pid: int
 
+    started = True
+    failed: Exception | None = None
+
     def exitcode(self) -> int | None:
         raise NotImplementedError
 
     def kill(self, number: int) -> None:
-        if self.exitcode() is None:
+        if self.exitcode() is None and self.started:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
@@ -145,15 +215,14 @@ class _ContextProcess(_Killable):
             args = (*start[:3], [_Sent(fd, context.reducer) for fd in (*start[3:], *extra)], lasting, None)
         self._process = context.Process(target=_in_context, args=args, name="agnoload-worker")
         # A process counts the memory of the one that it was spawned from until it loads its own program.
-        self._counted = resident() if context.get_start_method() == "spawn" else 0
-        try:
-            with _starting, _hidden_main(), _environment(THREADS), _unchosen(self._library()):
-                self._process.start()
-        except BaseException:  # Ctrl-C, when another thread has taken the signal
-            if (process := getattr(self._process, "_popen", None)) is not None:
-                os.kill(process.pid, signal.SIGKILL)
-                self._process.join()
-            raise
+        self._counted = 0
+        if context.get_start_method() == "spawn":
+            self._counted = resident()
+            # A start would begin this helper by itself, and then let through what `interrupts_held` has blocked.
+            importlib.import_module(f"{self._library().__name__}.resource_tracker").ensure_running()
+            signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
+        with _starting, _hidden_main(), _environment(THREADS), _unchosen(self._library()):
+            self._process.start()
         # Its library would wait for it at exit before we get to end it; we own its end.
         getattr(sys.modules[f"{self._library().__name__}.process"], "_children", set()).discard(self._process)
         self.pid: int = self._process.pid
@@ -208,6 +277,8 @@ def _received(sent: Any) -> int:
 
 def _in_context(worker: int, workers: int, parent: int, fds: list[int], lasting: bool, inherited: Any) -> None:
     (die_with if lasting else end_with)(parent)
+    if inherited is not None:
+        _released(signal.SIGINT)
     main(Start(worker, workers, parent, *fds[:4]), fds[4:], inherited)
 
 
@@ -252,35 +323,43 @@ def _environment(values: dict[str, str]) -> Iterator[None]:
 
 
 class _ServedProcess(_Killable):
-    """A worker that the fork server has forked: a pipe brings its pid, and at its end its status and memory."""
+    """A worker that the fork server forks: a pipe brings its pid, and at its end its status and memory.
+
+    A start does not wait for the server, which may be stopped.
+    """
 
     def __init__(self, status: int) -> None:
         self.sentinel = status
-        try:
-            pid = self._report()
-            if pid is None:
-                raise RuntimeError("agnoload's fork server ended while it started a worker")
-            if pid[0] < 0:
-                raise OSError(-pid[0], f"no worker could be started: {os.strerror(-pid[0])}")
-        except BaseException:
-            os.close(status)
-            raise
-        self.pid: int = pid[0]
         self.rss: int | None = None
+        self._pid = 0
         self._exitcode: int | None = None
 
-    def _report(self) -> tuple[int, int] | None:
-        data = os.read(self.sentinel, REPORT.size)
-        return REPORT.unpack(data) if data else None
+    @property
+    def started(self) -> bool:  # type: ignore[override]
+        return self._pid > 0
+
+    @property
+    def pid(self) -> int:  # type: ignore[override]
+        while self.exitcode() is None and not self._pid:
+            _readable(self.sentinel, None)
+        return self._pid
 
     def exitcode(self) -> int | None:
-        if self._exitcode is None and _readable(self.sentinel):
-            report = self._report()
-            if report is not None:
-                self._exitcode = os.waitstatus_to_exitcode(report[0])
-                self.rss = report[1] * 1024
+        while self._exitcode is None and _readable(self.sentinel):
+            data = os.read(self.sentinel, REPORT.size)
+            what, more = REPORT.unpack(data) if data else (0, 0)
+            if not self._pid and what > 0:
+                self._pid = what
+            elif not self._pid:
+                self.failed = RuntimeError("agnoload's fork server ended before it had started a worker")
+                if what:
+                    self.failed = OSError(-what, f"no worker could be started: {os.strerror(-what)}")
+                self._exitcode = UNKNOWN
+            elif data:
+                self._exitcode = os.waitstatus_to_exitcode(what)
+                self.rss = more * 1024
             else:  # the server is gone, and with it, by the kernel's hand, its workers
-                _wait_for_end(self.pid, 1.0)
+                _wait_for_end(self._pid, 1.0)
                 self._exitcode = -signal.SIGKILL
         return self._exitcode
 
@@ -302,10 +381,10 @@ def _wait_for_end(pid: int, seconds: float) -> None:
     os.close(fd)
 
 
-def _readable(fd: int) -> bool:
+def _readable(fd: int, milliseconds: int | None = 0) -> bool:
     poll = select.poll()
     poll.register(fd, select.POLLIN)
-    return bool(poll.poll(0))
+    return bool(poll.poll(milliseconds))
 
 
 class ForkServer:
@@ -314,16 +393,18 @@ class ForkServer:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        code = (
-            f"import sys; sys.path[:] = {search_path()!r}; from agnoload.pools.forkserver import serve; "
-            f"serve({theirs.fileno()}, {os.getpid()})"
+        code = (  # the search path comes through a file: it may be long, and all users of a machine see command lines
+            "import marshal, sys; sys.path[:] = marshal.load(sys.stdin.buffer); "
+            f"from agnoload.pools.forkserver import serve; serve({theirs.fileno()}, {os.getpid()})"
         )
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
         try:
-            with theirs:
+            with theirs, open(anonymous_file("agnoload-path", 0), "w+b") as path:
+                marshal.dump(search_path(), path)
+                path.seek(0)
                 self._process = subprocess.Popen(
                     [sys.executable, *flags, "-c", code],
-                    stdin=subprocess.DEVNULL,
+                    stdin=path,
                     pass_fds=[theirs.fileno()],
                     cwd=directory(),  # Python 3.13 cannot load NumPy where the directory has been removed
                     env={**os.environ, **THREADS},
@@ -342,7 +423,7 @@ class ForkServer:
             with self._lock, open(os.devnull, "wb") as nowhere:
                 out, err = (n if _is_open(n) else nowhere.fileno() for n in (1, 2))
                 socket.send_fds(self._socket, [message], [status_w, out, err, *start[3:], *extra])
-        except OSError:
+        except BaseException:
             os.close(status_r)
             raise
         finally:
@@ -364,11 +445,8 @@ class ForkServer:
 
 def _stop_server(connection: socket.socket, process: subprocess.Popen[bytes]) -> None:
     connection.close()
-    try:
-        process.wait(1)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    process.kill()  # it has nothing to put in order, and may have been stopped
+    process.wait()
 
 
 def _is_open(fd: int) -> bool:
@@ -393,7 +471,8 @@ def _server() -> ForkServer:
             _current.stop()
             _current = None
         if _current is None:
-            _current = ForkServer()
+            with standard_streams():
+                _current = ForkServer()
         return _current
 
 
@@ -432,6 +511,9 @@ def _forget() -> None:
     """A forked child has no server, no users and nobody who holds a lock."""
     global _current, _users, _guard, _starting
     _guard, _starting, _users = threading.RLock(), threading.Lock(), weakref.WeakSet()
+    for handlers, _ in [held for thread, held in _held.items() if thread != threading.get_ident()]:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
     if _current is not None:
         _current.forget()
         _current = None

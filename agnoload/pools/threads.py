@@ -66,6 +66,7 @@ class ThreadPool:
             raise AgnoloadError("receive() was called while no request was under way")
         began = time.monotonic()
         limit = timeout if timeout is not None else None if self._warned else processes.SILENCE
+        limit = limit and min(limit, threading.TIMEOUT_MAX)
         try:
             reply = self._get(limit)
         except queue.Empty:

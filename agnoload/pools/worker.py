@@ -18,7 +18,7 @@ import threading
 import time
 import traceback
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import IntEnum
 from functools import partial
 from typing import Any, Protocol
@@ -26,6 +26,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from agnoload.cores import resident
+from agnoload.errors import AgnoloadError
 from agnoload.journal import Listener
 from agnoload.messages import Reply, Request, Start, describe_request
 from agnoload.protocols import ClosableFetch
@@ -50,6 +51,8 @@ EXTRAS, ERROR, END, STARTUP = 1, 2, 4, 8
 """Kinds of a reply, as bits: the value is (batch, extras); it is (error, extras); it is the end; no request's."""
 
 DUMP_SIGNAL = signal.SIGUSR2
+GROUP_SIGNALS = (signal.SIGHUP, signal.SIGQUIT, signal.SIGALRM, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+"""Those that a terminal or a scheduler sends to all processes of a program, beside SIGINT."""
 _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 
 
@@ -178,26 +181,28 @@ def main(start: Start, extra: list[int], inherited: Any = None) -> None:
     """Everything a worker process does, from its first line to its end."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM, DUMP_SIGNAL})
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a forked copy of the user's handler must not answer ours
     _write_lines()
     listener = Listener(start.worker)
-    if inherited is None:
-        payload = Payload(start.payload)
-        os.close(start.payload)
-        _settle(payload.surroundings)
-        listener.install(payload.surroundings["journal"])
-        read = partial(_rebuilt, payload, extra)
-        compare: Callable[[], list[str]] = partial(differing_values, payload.surroundings["values"])
-    else:
-        listener.install(None)
-        inherit_classes()
-        read, compare = partial(_identity, inherited), list
     control = Control(start.arena, start.workers)
     listener.keep = partial(control.say, start.worker)
-    _dump_to(start.arena, control.dump_offset(start.worker))
-    control.stage(start.worker, Stage.STARTING)
     try:
+        compare: Callable[[], list[str]] = list
+        if inherited is None:
+            _keep_descriptors()
+            payload = Payload(start.payload)
+            os.close(start.payload)
+            _settle(payload.surroundings)
+            listener.install(payload.surroundings["journal"])
+            read = partial(_rebuilt, payload, extra)
+            compare = partial(differing_values, payload.surroundings["values"])
+        else:
+            answer(answered(), (signal.SIGTERM,))  # a forked copy of the user's handler must not answer ours
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM, DUMP_SIGNAL})
+            listener.install(None)
+            inherit_classes()
+            read = partial(_identity, inherited)
+        _dump_to(start.arena, control.dump_offset(start.worker))
+        control.stage(start.worker, Stage.STARTING)
         Worker(start, control, listener).run(read, compare)
     except BaseException:  # not the user's: those are sent as answers
         control.tell(start.worker, traceback.format_exc())
@@ -219,18 +224,78 @@ def _rebuilt(payload: Payload, extra: list[int]) -> Any:
     return value
 
 
+_reading = False
+
+
+@contextlib.contextmanager
+def no_pools() -> Iterator[None]:
+    """While this process imports what a dataset needs, starting workers is an error: each of them would do the same."""
+    global _reading
+    _reading = True
+    try:
+        yield
+    finally:
+        _reading = False
+
+
+def check_reading() -> None:
+    """`AgnoloadError` if a module of the user's starts workers while a worker imports it."""
+    if not _reading:
+        return
+    frame: Any = sys._getframe()
+    while frame is not None and (frame.f_code.co_name != "<module>"):
+        frame = frame.f_back
+    name = frame.f_globals.get("__name__") if frame is not None else "the dataset"
+    raise AgnoloadError(
+        f"{name} iterates a loader with worker processes while a worker imports or unpickles it, and so each worker "
+        'would start others without end. Do that in a function, or under `if __name__ == "__main__":`'
+    )
+
+
 def _settle(around: dict[str, Any]) -> None:
     """Make this process look like the one it works for: a fork server's own are those of the time it began."""
     sys.path[:] = around["path"]
     sys.argv[:] = around["argv"]
     os.environ.clear()
     os.environ.update(around["environ"])
-    os.chdir(around["directory"])
+    try:
+        os.chdir(around["directory"])
+    except OSError:  # it has been removed since
+        os.chdir("/")
     np.seterr(**around["errstate"])
     decimal.setcontext(around["decimal"])
     with contextlib.suppress(locale.Error):
         locale.setlocale(locale.LC_ALL, around["locale"])
     sys.modules["__main__"].__loader__ = None  # else its repr, as in errors of pickle, warns before Python 3.12
+    answer(around["signals"])
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def answered() -> dict[int, bool]:
+    """The signals to the whole program that this process answers in its own way; True for those that it ignores."""
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    handlers = {number: signal.getsignal(number) for number in GROUP_SIGNALS}
+    return {n: h is signal.SIG_IGN for n, h in handlers.items() if h is not signal.SIG_DFL or n in blocked}
+
+
+def answer(handled: Mapping[int, bool], numbers: Iterable[int] = GROUP_SIGNALS) -> None:
+    """Let a signal that the parent handles do nothing here.
+
+    By a handler, which programs that this process starts do not inherit; they do inherit what is ignored.
+    """
+    for number in numbers:
+        ignored = handled.get(number)
+        kind = signal.SIG_DFL if ignored is None else signal.SIG_IGN if ignored else lambda *_: None
+        signal.signal(number, kind)
+        signal.siginterrupt(number, False)
+
+
+def _keep_descriptors() -> None:
+    """A program that a sample starts must not keep our memory, or write into it or into our pipes."""
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2:
+            with contextlib.suppress(OSError):  # that of the listing itself
+                os.set_inheritable(int(name), False)
 
 
 def _write_lines() -> None:
@@ -324,7 +389,8 @@ class Worker:
         """
         control, number = self._control, self._number
         try:
-            fetch = read()
+            with no_pools():
+                fetch = read()
             fetch.begin(number)
             self._notices = compare()
         except BaseException as error:  # also SystemExit: the parent must hear of it, whatever it is

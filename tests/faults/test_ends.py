@@ -578,12 +578,17 @@ def test_a_fork_that_the_system_refuses_is_an_error() -> None:
     reader, writer = os.pipe()
     os.write(writer, start.REPORT.pack(-11, 0))
     os.close(writer)
-    with pytest.raises(BlockingIOError, match="no worker could be started"):
-        start._ServedProcess(reader)
+    refused = start._ServedProcess(reader)
+    assert refused.exitcode() is not None
+    assert isinstance(refused.failed, BlockingIOError)
+    assert "no worker could be started" in str(refused.failed)
+    refused.close()
     reader, writer = os.pipe()
     os.close(writer)
-    with pytest.raises(RuntimeError, match="fork server ended"):
-        start._ServedProcess(reader)
+    orphan = start._ServedProcess(reader)
+    assert orphan.pid == 0
+    assert "fork server ended" in str(orphan.failed)
+    orphan.close()
 
 
 def test_the_death_of_the_fork_server_is_the_death_of_its_workers() -> None:

@@ -1,0 +1,327 @@
+"""How workers begin, in programs that are not as tidy as a script of ten lines: their signals, streams and folders."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+
+import pytest
+
+import agnoload
+from agnoload import DataLoader
+from agnoload.pools import processes, start
+
+METHODS = ("forkserver", "spawn", "fork")
+
+
+def run(text: str, folder: pathlib.Path, *shell: str) -> tuple[int, str, str]:
+    """A program of its own, in a process group of its own."""
+    path = folder / "program.py"
+    path.write_text(textwrap.dedent(text))
+    done = subprocess.run(
+        [*shell, sys.executable, "-W", "error", str(path)],
+        check=False, cwd=folder, capture_output=True, text=True, timeout=60, start_new_session=True,
+    )  # fmt: skip
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_a_module_that_iterates_a_loader_while_a_worker_imports_it_is_named_with_the_guard(tmp_path) -> None:
+    (tmp_path / "mine.py").write_text(
+        textwrap.dedent("""
+            import agnoload
+            class Data:
+                def __len__(self): return 4
+                def __getitem__(self, index): return index
+            print("imported", flush=True)
+            next(iter(agnoload.DataLoader(Data(), 2, num_workers=1)))
+        """)
+    )
+    code, out, err = run("import mine", tmp_path)
+    assert code == 1
+    assert out.count("imported") <= 3
+    assert "AgnoloadError: mine iterates a loader with worker processes while a worker imports" in err
+    assert 'under `if __name__ == "__main__":`' in err
+
+
+GROUP = """
+    import os, signal, sys, agnoload
+
+    number = getattr(signal, {name!r})
+    signal.signal(number, lambda *_: print("handled", flush=True))
+
+    class Data:
+        def __len__(self): return 20
+        def __getitem__(self, index): return index
+
+    for batch in agnoload.DataLoader(Data(), 1, num_workers=2, multiprocessing_context={method!r}):
+        if batch[0] == 5:
+            os.killpg(0, number)
+    print(batch[0] + 1, "batches")
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [
+        *((name, "forkserver") for name in ("SIGUSR1", "SIGTERM")),
+        *(
+            pytest.param(name, method, marks=pytest.mark.slow)
+            for name in ("SIGUSR1", "SIGUSR2", "SIGHUP", "SIGQUIT", "SIGALRM", "SIGTERM")
+            for method in ("forkserver", "spawn")
+        ),
+    ],
+)
+def test_a_signal_to_the_process_group_that_the_program_handles_ends_no_worker(name, method, tmp_path) -> None:
+    assert run(GROUP.format(name=name, method=method), tmp_path) == (0, "handled\n20 batches\n", "")
+
+
+def test_what_the_program_ignores_its_workers_and_their_programs_ignore_but_not_what_it_handles(tmp_path) -> None:
+    text = """
+        import signal, subprocess, agnoload
+
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, lambda *_: None)
+
+        class Data:
+            def __len__(self): return 1
+            def __getitem__(self, index):
+                lines = subprocess.run(["grep", "SigIgn", "/proc/self/status"], capture_output=True).stdout
+                mask = int(lines.split()[1], 16)
+                return [bool(mask >> number - 1 & 1) for number in (signal.SIGHUP, signal.SIGTERM)]
+
+        print(*agnoload.DataLoader(Data(), None, num_workers=1))
+    """
+    assert run(text, tmp_path) == (0, "[True, False]\n", "")
+
+
+class Killed:
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        if index == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return index
+
+
+def test_a_worker_s_death_is_noticed_where_sigchld_is_blocked() -> None:
+    with start.kept_server(), contextlib.ExitStack() as stack:
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+        stack.callback(signal.pthread_sigmask, signal.SIG_SETMASK, before)
+        if start._current is not None:  # the one that began before
+            start._current.stop()
+        loader = stack.enter_context(DataLoader(Killed(), 1, num_workers=1, timeout=30))
+        with pytest.raises(agnoload.WorkerDied, match="SIGKILL"):
+            list(loader)
+
+
+def test_a_path_object_in_sys_path_and_a_very_long_one_reach_the_workers_and_no_command_line(tmp_path) -> None:
+    text = """
+        import pathlib, sys
+        sys.path += [pathlib.Path("/nowhere"), *(f"/nowhere/{i:0500}" for i in range(400)), "/secret"]
+        import agnoload
+        from agnoload.pools import start
+
+        class Data:
+            def __len__(self): return 1
+            def __getitem__(self, index): return len(sys.path), sys.path[-1], type(sys.path[0]).__name__
+
+        loader = agnoload.DataLoader(Data(), None, num_workers=1)
+        [(length, last, kind)] = loader
+        print(len(sys.path) - length, last, kind)
+        print("secret" in pathlib.Path(f"/proc/{start._current._process.pid}/cmdline").read_text())
+    """
+    assert run(text, tmp_path) == (0, "1 /secret str\nFalse\n", "")
+
+
+class Inherited:
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> list[str]:
+        """What a program that is started without care has open, as `ls` sees it; its own listing is one of them."""
+        reader, writer = os.pipe()
+        end = (os.POSIX_SPAWN_DUP2, writer, 1)
+        os.posix_spawnp("ls", ["ls", "/proc/self/fd"], os.environ, file_actions=[end])
+        os.close(writer)
+        with open(reader) as lines:
+            found = lines.read().split()
+        os.wait()
+        return found
+
+
+@pytest.mark.parametrize("method", ["forkserver", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_a_program_that_a_sample_starts_has_none_of_the_loader_s_descriptors(method) -> None:
+    with DataLoader(Inherited(), None, num_workers=1, multiprocessing_context=method) as loader:
+        assert list(loader) == [["0", "1", "2", "3"]]
+
+
+@pytest.mark.parametrize("worker_type", ["process", "thread"])
+@pytest.mark.parametrize("timeout", [3e6, 1e10, 1e300])
+def test_a_timeout_that_is_longer_than_the_system_can_wait_is_no_limit(timeout, worker_type, monkeypatch) -> None:
+    monkeypatch.setattr(processes, "SILENCE", 1e300)
+    with DataLoader(range(4), 2, num_workers=1, worker_type=worker_type, timeout=timeout) as loader:
+        assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3]]
+
+
+def test_a_timeout_that_is_no_number_for_this_machine_is_refused() -> None:
+    with pytest.raises(agnoload.OptionError, match="timeout must be a number of seconds"):
+        DataLoader(range(4), timeout=10**400)
+
+
+def test_a_very_large_prefetch_factor_has_as_many_requests_under_way_as_there_is_room_for() -> None:
+    with DataLoader(range(5000), 1, num_workers=2, prefetch_factor=1 << 40) as loader:
+        assert [int(batch[0]) for batch in loader] == list(range(5000))
+
+
+def test_a_worker_is_replaced_though_the_working_directory_has_gone(tmp_path, monkeypatch) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    with DataLoader(range(40), 1, num_workers=2, max_worker_restarts=2, prefetch_factor=1) as loader:
+        batches = iter(loader)
+        os.chdir(tmp_path)
+        (tmp_path / "here").rmdir()
+        for pid in batches._pool.pids().values():  # type: ignore[attr-defined]
+            os.kill(pid, signal.SIGKILL)
+        assert len(list(batches)) == 40
+
+
+def test_the_start_method_spawn_says_that_it_needs_a_working_directory(tmp_path, monkeypatch) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    (tmp_path / "here").rmdir()
+    loader = DataLoader(range(4), 2, num_workers=1, multiprocessing_context="spawn")
+    with pytest.raises(agnoload.AgnoloadError, match="needs a working directory, and this one has been removed"):
+        iter(loader)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("method", ["forkserver", "fork"])
+def test_an_interrupt_that_another_thread_takes_while_a_worker_starts_comes_when_nothing_can_be_lost(
+    method, monkeypatch
+) -> None:
+    """The handler of an alarm runs in the first thread, whatever that one has blocked."""
+
+    class Mine(Exception):
+        pass
+
+    def ring(*_: object) -> None:
+        raise Mine
+
+    def elsewhere() -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
+        signal.raise_signal(signal.SIGALRM)
+
+    def interrupted(context, *rest):
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        thread.join()
+        return begin(context, *rest)
+
+    begin = processes.start_process
+    monkeypatch.setattr(processes, "start_process", interrupted)
+    before = signal.signal(signal.SIGALRM, ring)
+    try:
+        loader = DataLoader(range(4), 2, num_workers=2, multiprocessing_context=method)
+        with pytest.raises(Mine):
+            iter(loader)
+        assert signal.getsignal(signal.SIGALRM) is ring
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_a_forked_worker_has_the_program_s_handlers(tmp_path) -> None:
+    text = """
+        import signal, agnoload
+
+        def late(*_): raise TimeoutError
+
+        class Data:
+            def __len__(self): return 1
+            def __getitem__(self, index):
+                try:
+                    signal.raise_signal(signal.SIGALRM)
+                except TimeoutError:
+                    return "late"
+
+        signal.signal(signal.SIGALRM, late)
+        print(*agnoload.DataLoader(Data(), None, num_workers=1, multiprocessing_context="fork"))
+    """
+    assert run(text, tmp_path) == (0, "late\n", "")
+
+
+@pytest.mark.parametrize("method", ["forkserver", pytest.param("spawn", marks=pytest.mark.slow), "fork"])
+def test_a_library_that_writes_to_a_closed_standard_stream_harms_nothing(method, tmp_path) -> None:
+    text = f"""
+        import os, agnoload
+
+        class Data:
+            def __len__(self): return 8
+            def __getitem__(self, index):
+                for number in (1, 2):
+                    os.write(number, b"a complaint")
+                return index
+
+        loader = agnoload.DataLoader(Data(), 1, num_workers=2, multiprocessing_context={method!r})
+        found = [int(batch[0]) for epoch in range(2) for batch in loader]
+        with open("found", "w") as file:
+            file.write(str(found == [*range(8)] * 2))
+    """
+    run(text, tmp_path, "sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh")
+    assert (tmp_path / "found").read_text() == "True"
+
+
+def test_a_fork_server_that_is_stopped_holds_up_neither_a_timeout_nor_the_end() -> None:
+    loader = DataLoader(range(40), 1, num_workers=1, timeout=1, max_worker_restarts=1, prefetch_factor=1)
+    batches = iter(loader)
+    pool = batches._pool  # type: ignore[attr-defined]
+    next(batches)
+    server, begin = start._current, pool._start
+    assert server is not None
+
+    def stopped(worker: int) -> None:
+        os.kill(server._process.pid, signal.SIGSTOP)
+        begin(worker)
+
+    pool._start = stopped
+    os.kill(pool.pids()[0], signal.SIGKILL)
+    with pytest.raises(agnoload.WorkerTimeout, match=r"worker 0 .*: its process has not begun yet"):
+        list(batches)
+    loader.close()
+    server.stop()
+    assert server._process.returncode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("missing", ["/proc", "memfd"])
+def test_what_the_system_lacks_is_named(missing, monkeypatch) -> None:
+    if missing == "memfd":
+        monkeypatch.delattr(os, "memfd_create")
+    else:
+        monkeypatch.setattr(os.path, "isdir", lambda path: not str(path).startswith("/proc"))
+    with pytest.raises(agnoload.AgnoloadError, match=f"need {missing}, which is not there: use worker_type='thread'"):
+        iter(DataLoader(range(4), 2, num_workers=1))
+
+
+def test_a_start_method_that_needs_a_place_for_temporary_files_says_so(tmp_path) -> None:
+    text = """
+        import sys, tempfile, agnoload
+
+        def nowhere(): raise FileNotFoundError(2, "No usable temporary directory found")
+
+        tempfile.gettempdir = nowhere
+        try:
+            list(agnoload.DataLoader(range(4), 2, num_workers=1, multiprocessing_context="fork"))
+        except agnoload.AgnoloadError as error:
+            print(error)
+        print(len(list(agnoload.DataLoader(range(4), 2, num_workers=1))))
+    """
+    code, out, err = run(text, tmp_path)
+    assert (code, err) == (0, "")
+    assert "set TMPDIR to one that can be written to" in out
+    assert out.endswith("2\n")
