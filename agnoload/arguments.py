@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import math
 from collections.abc import Collection, Iterator
 from typing import Any
 
@@ -24,12 +24,16 @@ def positive(name: str, value: Any) -> int:
     return integer(name, value, 1, "a positive int")
 
 
-def number(name: str, value: Any, low: float, what: str, high: float = sys.float_info.max) -> float:
+def number(name: str, value: Any, low: float, what: str, high: float = math.inf) -> float:
     """A finite number, as a Python float, from `low` to `high`; `what` says so in words."""
     given = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
-    if not given or not low <= value <= high:
+    try:
+        found = float(value) if given else math.nan
+    except OverflowError:  # an int beyond all floats
+        found = math.inf
+    if not low <= found <= high or found == math.inf:
         raise OptionError(f"{name} must be {what}, got {value!r}")
-    return float(value)
+    return found
 
 
 def flag(name: str, value: Any) -> bool:
