@@ -39,7 +39,7 @@ from agnoload.options import check_callable, check_options
 from agnoload.plan import BatchPlan, OrderPlan, Plan, StreamedPlan
 from agnoload.pools.inline import InlinePool
 from agnoload.pools.processes import ProcessPool
-from agnoload.pools.start import release_server, use_server
+from agnoload.pools.start import Preload, release_server, start_server, use_server
 from agnoload.pools.threads import ThreadPool
 from agnoload.protocols import Backend, ClosableFetch, Empty, IndexArray, Pool
 from agnoload.ranks import local_world_size, rank_and_world
@@ -250,6 +250,8 @@ class DataLoader(Generic[SampleT, BatchT]):
         self._say_once = _Once()
         self._choice: Choice | None = None
         self._settle(Epochs(self._stranger, options.seed, options.generator, default=0 if split else None))
+        if options.num_workers and options.worker_type == "process":
+            start_server(self, options.context)
 
     def _settle(self, epochs: Epochs) -> None:
         """Be a loader that has not been iterated yet."""
@@ -258,6 +260,7 @@ class DataLoader(Generic[SampleT, BatchT]):
         self._worker_seed: int | None = None
         self._iterators: weakref.WeakValueDictionary[int, LoaderIterator[Any]] = weakref.WeakValueDictionary()
         self._idle = _Idle()
+        self._preload: Preload | None = None
         weakref.finalize(self, _Idle.end, self._idle)
         self._beginning = threading.RLock()
         self._closings = 0
@@ -618,7 +621,7 @@ class DataLoader(Generic[SampleT, BatchT]):
         if options.worker_type == "thread":
             return ThreadPool(fetcher, workers=workers, window=window, owned=options.stream)
         use_server(self)
-        return ProcessPool(
+        pool = ProcessPool(
             fetcher,
             workers=workers,
             window=window + (PLACED_AHEAD if self._place_on is not None else 0),
@@ -631,6 +634,8 @@ class DataLoader(Generic[SampleT, BatchT]):
             environment=plugins.worker_environment(),
             listen=self._journal.replay,
         )
+        self._preload = pool.preload  # kept for the next epoch
+        return pool
 
     def _warn_once(self) -> None:
         """Once a loader: what will be slow or large in workers."""
@@ -750,7 +755,9 @@ class DataLoader(Generic[SampleT, BatchT]):
         """
         workers = self.num_workers
         choice = "as asked for" if self._choice is None else f"auto: {self._choice.reason}"
-        return self._recorder.stats(workers, choice, self._cores(), find_caches(self._options.dataset))
+        stats = self._recorder.stats(workers, choice, self._cores(), find_caches(self._options.dataset))
+        apart = () if self._preload is None else tuple(sorted(self._preload.left_out))
+        return dataclasses.replace(stats, imported_apart=apart)
 
     @contextmanager
     def trace(self, path: str | os.PathLike[str]) -> Iterator[None]:
@@ -883,6 +890,7 @@ class DataLoader(Generic[SampleT, BatchT]):
                 iterator.close()
         self._idle.close()
         release_server(self)
+        self._preload = None
 
     def __enter__(self) -> Self:
         return self

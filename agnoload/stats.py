@@ -35,7 +35,8 @@ class Stats:
     worker was loading; without workers, that of the process that iterates. `num_failed`: how many samples were skipped
     or replaced, and `failed`: index and error of the first 1,000 of them. `cache_hits`, `cache_misses`: of every
     `CachedDataset` inside. `num_workers`: how many there are now, and `choice` why. `verdict`: one sentence on whether
-    data is the bottleneck, and what to do.
+    data is the bottleneck, and what to do. `imported_apart`: packages that each worker imports for itself, since their
+    import starts a thread or leaves a file open, which processes must not share.
 
     >>> from agnoload import DataLoader
     >>> loader = DataLoader(range(10), 4)
@@ -61,6 +62,7 @@ class Stats:
     num_workers: int
     choice: str
     verdict: str
+    imported_apart: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         rate = self.samples / self.seconds if self.seconds else 0.0
@@ -74,6 +76,8 @@ class Stats:
         ]
         if self.cache_hits or self.cache_misses:
             lines.append(f"cache: {number_of(self.cache_hits, 'hit')}, {number_of(self.cache_misses, 'miss')}")
+        if self.imported_apart:
+            lines.append(f"each worker imports {', '.join(self.imported_apart)} for itself")
         if self.failed:
             index, error = self.failed[0]
             lines.append(f"{number_of(self.num_failed, 'bad sample')}, the first: {index!r}, {error}")

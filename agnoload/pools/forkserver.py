@@ -1,7 +1,11 @@
-"""The process that forks workers: it has NumPy and this library loaded, one thread, and nothing of the user's.
+"""The processes that fork workers: a base, with NumPy and this library loaded, and its templates.
 
-It ends with its parent, and the kernel ends the workers with it, whatever they are doing: so nothing that the parent
-started outlives it, however it went. Nothing else ends it: a signal to the whole process group is the parent's.
+A template is forked from the base or from another template, imports the modules that a dataset needs, and forks workers
+that have them loaded. It runs nothing else of the user's. A process that is forked must have one thread, and may share
+no open file: a template that gets more by an import names the module to its parent and ends, and is made again without.
+
+The base ends with its parent, and the kernel ends with it what it has forked, whatever that is doing: so nothing that
+the parent started outlives it, however it went. Nothing else ends it: a signal to the process group is the parent's.
 """
 
 from __future__ import annotations
@@ -9,45 +13,53 @@ from __future__ import annotations
 import atexit
 import contextlib
 import gc
+import importlib
 import os
+import pickle
 import select
 import signal
 import socket
 import struct
 import sys
+from typing import NoReturn
 
 from agnoload.messages import Start
-from agnoload.pools.start import REPORT
-from agnoload.pools.worker import GROUP_SIGNALS, answer, die_with, main
+from agnoload.pools.start import HELD, LEFT_OUT, READY, REPORT, SERVER, TEMPLATE
+from agnoload.pools.worker import NoPools, die_with, main, settle
 
 _FDS = 253  # the most that a message can bring
 
 
 def serve(fd: int, parent: int) -> None:
-    """Fork a worker for each message, report its pid and later its status, end when the parent does."""
+    """The base: it ends when the parent does."""
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    answer(dict.fromkeys(GROUP_SIGNALS, False))
-    wake_r, wake_w = os.pipe()
-    os.set_blocking(wake_w, False)
-    os.set_blocking(wake_r, False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # whatever the thread that has started this process had blocked
-    watched = [wake_r]
+    signal.pthread_sigmask(
+        signal.SIG_SETMASK, HELD
+    )  # and not what the thread had blocked that has started this process
+    watched = []
     # A process that the parent has forked holds the socket, too: its end alone would not tell of the parent's.
     with contextlib.suppress(AttributeError):
         try:
             watched.append(os.pidfd_open(parent))
         except ProcessLookupError:
             os._exit(0)
+    _serve(fd, watched)
+
+
+def _serve(fd: int, watched: list[int]) -> NoReturn:
+    """Fork a process for each message, report its pid and later its status; end when one of `watched` is readable."""
+    wake_r, wake_w = os.pipe()
+    os.set_blocking(wake_w, False)
+    os.set_blocking(wake_r, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
     gc.collect()
     gc.freeze()  # the collector of a worker must not touch, and so copy, the pages that all of them share
     children: dict[int, int] = {}
     with socket.socket(fileno=fd) as connection:
         poll = select.poll()
-        for each in (fd, *watched):
+        for each in (fd, wake_r, *watched):
             poll.register(each, select.POLLIN)
         while True:
             for ready, _ in poll.poll():
@@ -55,7 +67,7 @@ def serve(fd: int, parent: int) -> None:
                     with contextlib.suppress(BlockingIOError):
                         os.read(wake_r, 4096)
                     _reap(children)
-                elif ready != fd or not _fork(connection, children, [*watched, wake_w]):
+                elif ready != fd or not _fork(connection, children, [*watched, wake_r, wake_w]):
                     os._exit(0)
 
 
@@ -79,7 +91,7 @@ def _fork(connection: socket.socket, children: dict[int, int], mine: list[int]) 
         for each in (*mine, *children.values()):
             os.close(each)
         connection.close()
-        _run(message, fds, server)
+        (_become_template if struct.unpack("<3q", message)[0] == TEMPLATE else _run)(message, fds, server)
     if not _report(fds[0], pid, 0) and pid > 0:
         os.kill(pid, signal.SIGKILL)  # its pool was closed meanwhile
     for each in fds[1:]:
@@ -96,9 +108,10 @@ def _reap(children: dict[int, int]) -> None:
         pid, status, usage = os.wait4(-1, os.WNOHANG)
         if pid == 0:
             return
-        report = children.pop(pid)
-        _report(report, status, usage.ru_maxrss)
-        os.close(report)
+        report = children.pop(pid, -1)
+        if report >= 0:  # not a program that a module has started at its import
+            _report(report, status, usage.ru_maxrss)
+            os.close(report)
 
 
 def _report(pipe: int, what: int, more: int) -> bool:
@@ -110,7 +123,44 @@ def _report(pipe: int, what: int, more: int) -> bool:
     return True
 
 
-def _run(message: bytes, fds: list[int], server: int) -> None:
+def _become_template(message: bytes, fds: list[int], server: int) -> NoReturn:
+    """In the forked process: import what the parent names, and serve it.
+
+    What the imports print and warn of the parent has shown when it imported them itself. One that fails is left to the
+    workers, which say so.
+    """
+    try:
+        die_with(server, SERVER)
+        status, out, err, file, link = fds
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), 1)
+            os.dup2(nowhere.fileno(), 2)
+        for each in (status, out, err):
+            os.close(each)
+        with open(file, "rb") as given:
+            around, modules = pickle.load(given)
+        settle(around)
+        for name in modules:
+            before = _shared()
+            with NoPools(), contextlib.suppress(BaseException):
+                importlib.import_module(name)
+            if any(now > then for now, then in zip(_shared(), before, strict=True)):
+                os.write(link, LEFT_OUT + name.encode())
+                os._exit(0)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.write(link, READY)
+        _serve(link, [])
+    finally:
+        os._exit(1)
+
+
+def _shared() -> tuple[int, int]:
+    """What a forked process would lack, and what it would share: the threads, and the open files."""
+    return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
+
+
+def _run(message: bytes, fds: list[int], server: int) -> NoReturn:
     """In the forked process: take the parent's output, work, and end without the server's clean-up."""
     code = 1
     try:

@@ -38,10 +38,13 @@ from agnoload.messages import Reply, Request, Start, describe_request, plain_ind
 from agnoload.pools.start import (
     THREADS,
     UNKNOWN,
+    ForkServer,
+    Preload,
     Process,
     directory,
     interrupts_held,
     method_of,
+    preload,
     search_path,
     standard_streams,
     start_process,
@@ -133,6 +136,9 @@ class ProcessPool:
         self._closed = self._ended = False
         self._processes: dict[int, Process] = {}
         self._latest: dict[int, Process] = {}
+        self._around: dict[str, Any] = {}
+        self.preload: Preload | None = None
+        self._server: ForkServer | None = None
         self._by_sentinel: dict[int, int] = {}
         self._poll = select.poll()
         self._arena: Arena | None = None
@@ -163,9 +169,11 @@ class ProcessPool:
             _warn_about_devices()
         else:
             with sending() as self._extra:
-                self._payload, self._classes = pack(
-                    fetch, surroundings(self._environment, fetch.parts()), fetch.parts(), method
-                )
+                self._around = surroundings(self._environment, fetch.parts())
+                self._payload, self._classes = pack(fetch, self._around, fetch.parts(), method)
+        if method == "forkserver":
+            self.preload = preload(self._around)
+            self._server = self.preload.server(self._around)
         if reuse:
             with contextlib.suppress(*(() if method != "fork" else (Exception,))):  # a fork may hold what cannot pickle
                 self._digest = self._digest_of(fetch)
@@ -274,6 +282,7 @@ class ProcessPool:
             if fd >= 0:
                 os.close(fd)
         self._flights.clear()
+        self.preload = self._server = None
         if self._arena is not None:
             self._arena.close()
 
@@ -364,8 +373,10 @@ class ProcessPool:
         self._control.clear(worker)
         requests = self._pipes[worker if self._owned else 0][0]
         start = Start(worker, self._workers, self._pid, self._payload, self.arena.fd, requests, self._replies_w)
+        if self.preload is not None and not (self._server and self._server.running()):  # somebody has ended it
+            self._server = self.preload.server(self._around)
         with interrupts_held():
-            process = start_process(self._context, start, self._extra, self._inherited)
+            process = start_process(self._context, start, self._extra, self._inherited, self._server)
             self._processes[worker] = process
             self._latest[worker] = process
             self._by_sentinel[process.sentinel] = worker
@@ -458,6 +469,10 @@ class ProcessPool:
         finally:
             if copy or not arrays:
                 arena.give_back(slot_number)
+        if extras is not None and (imported := extras.pop("imported", None)) is not None:
+            extras = extras or None
+            if self.preload is not None:
+                self.preload.learn(imported)
         times = (started, fetched, collated, finished)
         self._ready.append(Reply(number, worker, batch, error, samples, last, extras, *times, end))
         return None

@@ -15,6 +15,7 @@ import contextlib
 import importlib
 import marshal
 import os
+import pickle
 import select
 import signal
 import socket
@@ -23,12 +24,13 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
 from agnoload.cores import resident
-from agnoload.errors import AgnoloadError, OptionError
+from agnoload.errors import AgnoloadError, OptionError, warn
 from agnoload.messages import Start
+from agnoload.pools import worker
 from agnoload.pools.worker import GROUP_SIGNALS, die_with, end_with, main
 from agnoload.transport.arena import anonymous_file
 
@@ -41,11 +43,24 @@ REPORT = struct.Struct("<2q")
 """What the fork server says of a worker: its pid (minus an errno: it could not be forked) and 0; later its exit status
 and the most memory that it had resident, in KiB."""
 
+TEMPLATE = -1
+"""In place of a worker's number: what is to be forked is a template."""
+
+SERVER = b"agnoload-server"
+"""The name of a template, as `ps` shows it."""
+
+READY, LEFT_OUT = b"+", b"-"
+"""How the one message of a template begins: it has imported all; it cannot import the module that follows."""
+
+PATIENCE = (60, 240)
+"""Seconds of importing after which there is a warning, and, after more of them, it is left to the workers."""
+
 UNKNOWN = 256
 """For the exit code of a process that somebody else has collected: one that no process can have."""
 
 
 HELD = (signal.SIGINT, *GROUP_SIGNALS)
+"""Blocked while a process starts, and for good in those that fork workers: they are the parent's to answer."""
 
 
 class Process(Protocol):
@@ -76,13 +91,16 @@ class Process(Protocol):
         """Let go of a process that has ended."""
 
 
-def start_process(context: Any, start: Start, extra: list[int], inherited: Any) -> Process:
+def start_process(
+    context: Any, start: Start, extra: list[int], inherited: Any, server: ForkServer | None = None
+) -> Process:
     """Start one worker by a method's name or a `multiprocessing`/`multiprocess` context.
 
-    `extra` are more descriptors for it; `inherited` is what it runs under fork, where nothing needs to be packed.
+    `extra` are more descriptors for it; `inherited` is what it runs under fork, where nothing needs to be packed;
+    `server` is what forks it under forkserver.
     """
-    if method_of(context) == "forkserver":
-        return _server().start(start, extra)
+    if server is not None:
+        return server.start(start, extra)
     if isinstance(context, str):
         try:
             import multiprocess
@@ -388,11 +406,29 @@ def _readable(fd: int, milliseconds: int | None = 0) -> bool:
 
 
 class ForkServer:
-    """The parent's handle on the process that forks workers. One a process, started on first use, see `_server`."""
+    """The parent's handle on a process that forks workers: the base, see `_server`, or a template of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, forked_from: ForkServer | None = None, settings: Any = None) -> None:
         self._lock = threading.Lock()
+        self.used = False
+        self.forked_from = forked_from  # which must end no sooner
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        if forked_from is not None:
+            try:
+                with theirs, open(anonymous_file("agnoload-template", 0), "w+b") as file:
+                    pickle.dump(settings, file)
+                    file.seek(0)
+                    self._process: Any = forked_from._fork((TEMPLATE, 0, 0), [file.fileno(), theirs.fileno()])
+            except BaseException:
+                self._socket.close()
+                raise
+        else:
+            self._launch(theirs)
+        self.stop = weakref.finalize(self, _stop_server, self._socket, self._process)
+        """End the server, and with it every process that it has forked; also at this process's exit."""
+        _servers.add(self)
+
+    def _launch(self, theirs: socket.socket) -> None:
         code = (  # the search path comes through a file: it may be long, and all users of a machine see command lines
             "import marshal, sys; sys.path[:] = marshal.load(sys.stdin.buffer); "
             f"from agnoload.pools.forkserver import serve; serve({theirs.fileno()}, {os.getpid()})"
@@ -412,17 +448,19 @@ class ForkServer:
         except BaseException:
             self._socket.close()
             raise
-        self.stop = weakref.finalize(self, _stop_server, self._socket, self._process)
-        """End the server, and with it every worker that it has forked; also at this process's exit."""
 
     def start(self, start: Start, extra: list[int]) -> Process:
         """Have a worker forked."""
+        return self._fork(start[:3], [*start[3:], *extra])
+
+    def _fork(self, numbers: tuple[int, ...], fds: list[int]) -> _ServedProcess:
+        self.used = True
         status_r, status_w = os.pipe()
         try:
-            message = struct.pack("<3q", *start[:3])
+            message = struct.pack("<3q", *numbers)
             with self._lock, open(os.devnull, "wb") as nowhere:
                 out, err = (n if _is_open(n) else nowhere.fileno() for n in (1, 2))
-                socket.send_fds(self._socket, [message], [status_w, out, err, *start[3:], *extra])
+                socket.send_fds(self._socket, [message], [status_w, out, err, *fds])
         except BaseException:
             os.close(status_r)
             raise
@@ -430,23 +468,37 @@ class ForkServer:
             os.close(status_w)
         return _ServedProcess(status_r)
 
+    def verdict(self) -> bytes:
+        """Of a template: whether it is ready, or the module that it cannot import; nothing if it crashed or hangs."""
+        soon, late = PATIENCE
+        if not _readable(self._socket.fileno(), soon * 1000):
+            warn(f"no worker has started for {soon} s: the modules that the dataset needs are still being imported")
+        return self._socket.recv(4096) if _readable(self._socket.fileno(), late * 1000) else b""
+
     def running(self) -> bool:
         """Whether it is there; its socket tells, also where the system collects children by itself."""
         poll = select.poll()
-        poll.register(self._socket, 0)
-        return not poll.poll(0)
+        if self.stop.alive:
+            poll.register(self._socket, 0)
+        return self.stop.alive and not poll.poll(0)
 
     def forget(self) -> None:
         """In a forked child: the server is the parent's."""
         self.stop.detach()
         self._socket.close()
-        self._process.returncode = 0  # not our child: nothing to wait for
+        if self.forked_from is None:
+            self._process.returncode = 0  # not our child: nothing to wait for
 
 
-def _stop_server(connection: socket.socket, process: subprocess.Popen[bytes]) -> None:
+def _stop_server(connection: socket.socket, process: Any) -> None:
     connection.close()
-    process.kill()  # it has nothing to put in order, and may have been stopped
-    process.wait()
+    if isinstance(process, subprocess.Popen):
+        process.kill()  # it has nothing to put in order, and may have been stopped
+        process.wait()
+        return
+    process.kill(signal.SIGKILL)
+    _readable(process.sentinel, 500)  # until it has been collected
+    process.close()
 
 
 def _is_open(fd: int) -> bool:
@@ -455,6 +507,67 @@ def _is_open(fd: int) -> bool:
     except OSError:
         return False
     return True
+
+
+_OURS = {*sys.stdlib_module_names, "agnoload", "numpy", "cloudpickle", "__main__", "__mp_main__"}
+
+
+class Preload:
+    """The modules that workers of like loaders need, and the server that has them loaded.
+
+    What workers had to import by themselves the next server imports, forked from the last one: so what has been
+    imported once stays as it was, whatever becomes of the files.
+    """
+
+    def __init__(self, modules: Iterable[str]) -> None:
+        self.left_out: set[str] = set()
+        """Packages whose import starts a thread, leaves a file open or ends a process: each worker has its own."""
+        self._wanted = dict.fromkeys(modules)
+        self._tried: dict[str, None] = {}
+        self._server: ForkServer | None = None
+
+    def learn(self, modules: Iterable[str]) -> None:
+        """A worker had to import these."""
+        self._wanted.update(dict.fromkeys(modules))
+
+    def server(self, around: dict[str, Any]) -> ForkServer:
+        """The base if there is nothing to import; `around`: what the imports shall find."""
+        base = _server()
+        with _warming:
+            if self._server is None or not self._server.running():
+                self._server, self._wanted, self._tried = base, {**self._tried, **self._wanted}, {}
+            parts = [[name for name in self._wanted if name not in self._tried and _top(name) not in _OURS]]
+            self._tried.update(self._wanted)
+            while parts:
+                if not (wanted := [name for name in parts.pop() if _top(name) not in self.left_out]):
+                    continue
+                server = ForkServer(self._server, (around, wanted))
+                verdict = server.verdict()
+                if verdict == READY:
+                    self._server = server
+                elif verdict:  # what came before it is kept first, so that it is not imported for each that is left out
+                    culprit = verdict[len(LEFT_OUT) :].decode()
+                    self.left_out.add(_top(culprit))
+                    parts += [wanted[wanted.index(culprit) :], wanted[: wanted.index(culprit)]]
+                else:
+                    self.left_out |= {*map(_top, wanted)}
+            return self._server
+
+
+_preloads: weakref.WeakValueDictionary[bytes, Preload] = weakref.WeakValueDictionary()
+_servers: weakref.WeakSet[ForkServer] = weakref.WeakSet()
+_warming = threading.RLock()
+
+
+def preload(around: dict[str, Any]) -> Preload:
+    """What these surroundings need, shared by all loaders that need the same and live at once."""
+    key = pickle.dumps((around["path"], around["environ"], around["modules"]))
+    with _warming:
+        return _preloads.setdefault(key, Preload(around["modules"]))
+
+
+def _top(module: str) -> str:
+    return module.partition(".")[0]
 
 
 _current: ForkServer | None = None
@@ -471,7 +584,7 @@ def _server() -> ForkServer:
             _current.stop()
             _current = None
         if _current is None:
-            with standard_streams():
+            with standard_streams(), interrupts_held():
                 _current = ForkServer()
         return _current
 
@@ -482,11 +595,30 @@ def use_server(user: Any) -> None:
         _users.add(user)
 
 
+def start_server(user: Any, context: Any) -> None:
+    """If `user` will need the fork server, have it begin now; it ends with a user that has never needed it."""
+    if method_of(context) == "forkserver" and not worker.reading:
+        with contextlib.suppress(OSError, AttributeError):  # whoever needs it will say what is missing
+            _server()
+            weakref.finalize(user, _end_unused)
+            use_server(user)
+
+
+def _end_unused() -> None:
+    if _current is not None and not _current.used:
+        _end_server()
+
+
 def release_server(user: Any) -> None:
     """The last user that releases the fork server ends it, so that closing a loader leaves no process at all."""
-    global _current
     with _guard:
         _users.discard(user)
+        _end_server()
+
+
+def _end_server() -> None:
+    global _current
+    with _guard:
         if not _users and _current is not None:
             _current.stop()
             _current = None
@@ -509,14 +641,16 @@ def kept_server() -> Iterator[None]:
 
 def _forget() -> None:
     """A forked child has no server, no users and nobody who holds a lock."""
-    global _current, _users, _guard, _starting
-    _guard, _starting, _users = threading.RLock(), threading.Lock(), weakref.WeakSet()
+    global _current, _users, _guard, _warming, _starting
+    _guard, _warming, _starting, _users = threading.RLock(), threading.RLock(), threading.Lock(), weakref.WeakSet()
     for handlers, _ in [held for thread, held in _held.items() if thread != threading.get_ident()]:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-    if _current is not None:
-        _current.forget()
-        _current = None
+    for server in list(_servers):
+        server.forget()
+    _servers.clear()
+    _preloads.clear()
+    _current = None
 
 
 if hasattr(os, "register_at_fork"):

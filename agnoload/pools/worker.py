@@ -18,7 +18,7 @@ import threading
 import time
 import traceback
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import IntEnum
 from functools import partial
 from typing import Any, Protocol
@@ -53,7 +53,7 @@ EXTRAS, ERROR, END, STARTUP = 1, 2, 4, 8
 DUMP_SIGNAL = signal.SIGUSR2
 GROUP_SIGNALS = (signal.SIGHUP, signal.SIGQUIT, signal.SIGALRM, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 """Those that a terminal or a scheduler sends to all processes of a program, beside SIGINT."""
-_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
+_DEATH_SIGNAL, _NAME = 1, 15  # PR_SET_PDEATHSIG, PR_SET_NAME
 
 
 def checksum(slot: Slot, place: Place) -> int:
@@ -191,7 +191,11 @@ def main(start: Start, extra: list[int], inherited: Any = None) -> None:
             _keep_descriptors()
             payload = Payload(start.payload)
             os.close(start.payload)
-            _settle(payload.surroundings)
+            settle(payload.surroundings)
+            # What a module has set up when it was imported ahead of us stays.
+            free = [number for number in GROUP_SIGNALS if signal.getsignal(number) is signal.SIG_DFL]
+            answer(payload.surroundings["signals"], free)
+            signal.pthread_sigmask(signal.SIG_SETMASK, ())
             listener.install(payload.surroundings["journal"])
             read = partial(_rebuilt, payload, extra)
             compare = partial(differing_values, payload.surroundings["values"])
@@ -224,23 +228,27 @@ def _rebuilt(payload: Payload, extra: list[int]) -> Any:
     return value
 
 
-_reading = False
+reading = False
 
 
-@contextlib.contextmanager
-def no_pools() -> Iterator[None]:
-    """While this process imports what a dataset needs, starting workers is an error: each of them would do the same."""
-    global _reading
-    _reading = True
-    try:
-        yield
-    finally:
-        _reading = False
+class NoPools:
+    """While this process imports what a dataset needs, starting workers is an error: each of them would do the same.
+
+    A class, since `contextlib` writes into exceptions, which those of users may refuse.
+    """
+
+    def __enter__(self) -> None:
+        global reading
+        reading = True
+
+    def __exit__(self, *_: object) -> None:
+        global reading
+        reading = False
 
 
 def check_reading() -> None:
     """`AgnoloadError` if a module of the user's starts workers while a worker imports it."""
-    if not _reading:
+    if not reading:
         return
     frame: Any = sys._getframe()
     while frame is not None and (frame.f_code.co_name != "<module>"):
@@ -252,7 +260,7 @@ def check_reading() -> None:
     )
 
 
-def _settle(around: dict[str, Any]) -> None:
+def settle(around: dict[str, Any]) -> None:
     """Make this process look like the one it works for: a fork server's own are those of the time it began."""
     sys.path[:] = around["path"]
     sys.argv[:] = around["argv"]
@@ -267,8 +275,6 @@ def _settle(around: dict[str, Any]) -> None:
     with contextlib.suppress(locale.Error):
         locale.setlocale(locale.LC_ALL, around["locale"])
     sys.modules["__main__"].__loader__ = None  # else its repr, as in errors of pickle, warns before Python 3.12
-    answer(around["signals"])
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
 def answered() -> dict[int, bool]:
@@ -278,7 +284,7 @@ def answered() -> dict[int, bool]:
     return {n: h is signal.SIG_IGN for n, h in handlers.items() if h is not signal.SIG_DFL or n in blocked}
 
 
-def answer(handled: Mapping[int, bool], numbers: Iterable[int] = GROUP_SIGNALS) -> None:
+def answer(handled: Mapping[int, bool], numbers: Iterable[int]) -> None:
     """Let a signal that the parent handles do nothing here.
 
     By a handler, which programs that this process starts do not inherit; they do inherit what is ignored.
@@ -305,10 +311,14 @@ def _write_lines() -> None:
             stream.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
 
 
-def die_with(parent: int) -> None:
-    """Have the kernel kill this process when the thread that has started it ends; `parent` is that thread's process."""
+def die_with(parent: int, name: bytes = b"agnoload-worker") -> None:
+    """Have the kernel kill this process when the thread that has started it ends; `parent` is that thread's process.
+
+    `name` is for the eyes of the user.
+    """
     with contextlib.suppress(AttributeError):  # Linux alone has it
         ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(_NAME, name)
     if os.getppid() != parent:
         os._exit(1)
 
@@ -381,6 +391,7 @@ class Worker:
         self._control = control
         self._listener = listener
         self._notices: list[str] = []
+        self._loaded = dict.fromkeys(sys.modules)
 
     def run(self, read: Callable[[], WorkerFetch], compare: Callable[[], list[str]] = list) -> None:
         """Read the payload, then answer tickets until one says stop or the pipe ends.
@@ -389,7 +400,7 @@ class Worker:
         """
         control, number = self._control, self._number
         try:
-            with no_pools():
+            with NoPools():
                 fetch = read()
             fetch.begin(number)
             self._notices = compare()
@@ -433,6 +444,9 @@ class Worker:
         if self._notices and request is not None:
             extras = {**(extras or {}), "notices": [*self._notices, *(extras or {}).get("notices", ())]}
             self._notices = []
+        if len(sys.modules) != len(self._loaded):
+            extras = {**(extras or {}), "imported": [name for name in list(sys.modules) if name not in self._loaded]}
+            self._loaded = dict.fromkeys(sys.modules)
         if reply.error is not None:
             kind |= ERROR
             value = (describe(reply.error), extras)

@@ -15,11 +15,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from agnoload.pools.start import SERVER
+
 PATIENCE = 20.0
 """Seconds that a process or thread may take to end once nobody holds it; a leak is what stays for longer."""
 
 _SERVERS = ("agnoload.pools.forkserver", "forkserver import main", "resource_tracker import main")
 """Started once a program and meant to stay: our fork server, and the two helpers of `multiprocessing`."""
+_TEMPLATE = SERVER.decode()
+"""What our server forks for a loader, with the modules of its dataset loaded; it lives as long as the loader."""
 
 
 @dataclass(frozen=True)
@@ -30,10 +34,13 @@ class _Process:
     parent: int = field(compare=False)
     command: str = field(compare=False)
 
+    name: str = field(compare=False)
+
     @property
     def stays(self) -> bool:
-        """Workers that a server has forked have its command line, but not its parent."""
-        return self.parent == os.getpid() and any(mark in self.command for mark in _SERVERS)
+        """Workers that a server has forked have its command line, but not its parent, nor a server's name."""
+        ours = self.parent == os.getpid() or self.name == _TEMPLATE
+        return ours and any(mark in self.command for mark in _SERVERS)
 
 
 class _Open(NamedTuple):
@@ -69,7 +76,8 @@ def no_leaks() -> Iterator[None]:
 def _left(before: _Open, after: _Open) -> list[str]:
     left = [f"process {p.pid} ({p.command})" for p in after.processes - before.processes]
     left += [f"thread {thread.name}" for thread in after.threads - before.threads]
-    allowed = before.descriptors + Counter({"socket": 2, "pipe": 4} if after.servers - before.servers else {})
+    started = len(after.servers - before.servers)
+    allowed = before.descriptors + Counter({"socket": 2 * started, "pipe": 4 * started})
     left += [f"{n} more of descriptor {kind}" for kind, n in sorted((after.descriptors - allowed).items())]
     files = after.shared_memory - before.shared_memory
     files -= _used_by_others(files, after.processes)
@@ -121,10 +129,11 @@ def _descendants(pid: int | str = "self") -> Iterator[_Process]:
 
 def _process(entry: Path) -> Iterator[_Process]:
     with suppress(OSError):
-        state, parent, *fields = (entry / "stat").read_text().rpartition(")")[2].split()
+        name, _, stat = (entry / "stat").read_text().partition("(")[2].rpartition(")")
+        state, parent, *fields = stat.split()
         command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
         if state != "Z" or int(parent) == os.getpid():  # the dead of others are theirs to collect
-            yield _Process(int(entry.name), int(fields[17]), int(parent), command or f"state {state}")
+            yield _Process(int(entry.name), int(fields[17]), int(parent), command or f"state {state}", name)
 
 
 def _descriptors() -> Counter[str]:

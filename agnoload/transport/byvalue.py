@@ -199,12 +199,17 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     )
     classes: dict[str, type] | None = None
     """Collects the classes that travel by value, if given, each under a name for `learn_classes`."""
+    modules: dict[str, None] | None = None
+    """Collects the modules that define what travels, if given."""
     alone = False
     """A class itself is to be written, not the way to it."""
     files: MappedFiles | None = None
     """For a worker: what lies in mapped files goes as its place there, and objects of `multiprocessing` go too."""
 
     def reducer_override(self, value: Any) -> Any:
+        if self.modules is not None:
+            named = value if isinstance(value, (type, types.FunctionType)) else type(value)
+            self.modules[value.__name__ if isinstance(value, types.ModuleType) else str(named.__module__)] = None
         if isinstance(value, np.ndarray):
             return NotImplemented if self.files is None else self.files.reduce(value)
         reduced = own_by_name(value)

@@ -55,14 +55,15 @@ def pack(
     """A descriptor of a file that holds `value`, for `Payload` in another process, and the classes that go by value:
     to be kept as long as instances of them may come back.
 
-    `surroundings` are plain values that must be in place before `value` can be read. `parts` are the user's objects
-    within `value` by name, and `method` the start method, for the error: what cannot be pickled is a
-    `DatasetNotPicklable` that names the path to the culprit.
+    `surroundings` are plain values that must be in place before `value` can be read; afterwards they have the names of
+    the modules that this will import, too. `parts` are the user's objects within `value` by name, and `method` the
+    start method, for the error: what cannot be pickled is a `DatasetNotPicklable` that names the path to the culprit.
     """
     buffers: list[pickle.PickleBuffer] = []
     stream = io.BytesIO()
     pickler = Pickler(stream, 5, buffer_callback=buffers.append)
     classes = pickler.classes = {}
+    modules = pickler.modules = {}
     files = pickler.files = MappedFiles()
     with _packing, _unimportable_by_value(), spawning.starting():
         try:
@@ -81,6 +82,7 @@ def pack(
             )
     header = stream.getbuffer()
     around = pickle.dumps(surroundings, 5)
+    surroundings["modules"] = list(modules)
     raws = [buffer.raw() for buffer in buffers]
     offset = aligned(_HEAD.size + len(around) + len(header) + 16 * len(raws))
     spans: list[int] = []

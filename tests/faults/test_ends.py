@@ -61,7 +61,8 @@ def workers() -> list[psutil.Process]:
         with contextlib.suppress(psutil.Error):
             line = " ".join(process.cmdline())
             serves = "forkserver import" in line or "resource_tracker import" in line
-            if process.ppid() != os.getpid() or not serves:
+            template = process.name() == start.SERVER.decode()  # it lives as long as its loader
+            if not template and (process.ppid() != os.getpid() or not serves):
                 found.append(process)
     return found
 

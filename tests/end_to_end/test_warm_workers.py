@@ -1,0 +1,275 @@
+"""What a dataset's module imports is imported once, in a process that forks the workers."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import pathlib
+import select
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from agnoload import DataLoader, WorkerDied
+
+HERE = "os.getpid() == int(os.environ['PARENT'])"
+"""In the text of a module: whether it is the user's process that imports it."""
+DATA = """
+class Data:
+    def __len__(self): return 4
+    def __getitem__(self, index): return index
+"""
+
+
+class Module:
+    """A module that notes each of its imports."""
+
+    def __init__(self, folder: pathlib.Path, name: str) -> None:
+        self.name, self.log, self.path = name, folder / f"{name}.log", folder / f"{name}.py"
+
+    def write(self, text: str) -> None:
+        note = f"import os\nwith open({str(self.log)!r}, 'a') as log: log.write(f'{{os.getpid()}}\\n')\n"
+        self.path.write_text(note + textwrap.dedent(text))
+
+    def load(self, text: str) -> Any:
+        self.write(text)
+        return importlib.import_module(self.name)
+
+    def imports(self) -> int:
+        """How many processes have imported it, beside this one."""
+        return len({*self.log.read_text().split()} - {str(os.getpid())}) if self.log.exists() else 0
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch) -> Callable[[str], Module]:
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.setenv("PARENT", str(os.getpid()))
+    return lambda name: Module(tmp_path, f"{name}_{tmp_path.name}")
+
+
+def test_a_module_is_imported_once_for_all_workers_epochs_restarts_and_loaders_that_need_it(module) -> None:
+    mine = module("mine")
+    data = mine.load(DATA).Data()
+    with (
+        DataLoader(data, 2, num_workers=2, max_worker_restarts=1) as loader,
+        DataLoader(data, 1, num_workers=2) as other,
+    ):
+        for _ in range(2):
+            assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3]]
+        batches = iter(loader)
+        os.kill(batches._pool.pids()[0], signal.SIGKILL)  # type: ignore[attr-defined]
+        assert len(list(batches)) == 2
+        assert len(list(other)) == 4
+    assert mine.imports() == 1
+
+
+def test_what_workers_had_to_import_the_next_epochs_find_imported(module) -> None:
+    mine, late = module("mine"), module("late")
+    late.write("")
+    text = f"""
+        class Data:
+            def __len__(self): return 2
+            def __getitem__(self, index):
+                import {late.name}
+                return index
+    """
+    data = mine.load(text).Data()
+    with DataLoader(data, 1, num_workers=1) as loader:
+        assert [(len(list(loader)), late.imports()) for _ in range(4)] == [(2, 1), (2, 2), (2, 2), (2, 2)]
+    assert mine.imports() == 1
+
+
+def test_an_edit_of_a_source_file_does_not_reach_a_run_under_way(module) -> None:
+    mine, late = module("mine"), module("late")
+    late.write("")
+    text = f"class Data:\n    def __len__(self): return 1\n    def __getitem__(self, i):\n        import {late.name}\n"
+    data = mine.load(text + "        return 1\n").Data()
+    with DataLoader(data, 1, num_workers=1) as loader:
+        assert list(loader) == [[1]]
+        mine.write(text + "        return 100\n")
+        assert list(loader) == [[1]]  # though what it has imported late is imported ahead now
+        assert list(loader) == [[1]]
+
+
+TAINTS = {
+    "a thread": "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()",
+    "an open file": "FILE = open(__file__)",
+}
+
+
+@pytest.mark.parametrize("what", ["a thread", "an open file"])
+def test_an_import_that_must_not_be_shared_is_each_workers_own_and_stats_names_it(what, module) -> None:
+    mine, plain = module("mine"), module("plain")
+    plain.write("")
+    text = f"import {plain.name}\nif not {HERE}:\n" + textwrap.indent(TAINTS[what], "    ") + DATA
+    data = mine.load(text).Data()
+    with DataLoader(data, 1, num_workers=2) as loader:
+        for _ in range(3):
+            assert [int(batch[0]) for batch in loader] == [0, 1, 2, 3]
+        assert loader.stats().imported_apart == (mine.name,)
+        assert mine.name in str(loader.stats())
+        before = mine.imports(), plain.imports()
+        assert len(list(loader)) == 4
+    assert mine.imports() > before[0]
+    assert plain.imports() == before[1]
+
+
+def test_an_import_that_fails_is_the_users_error_out_of_a_worker(module) -> None:
+    data = module("mine").load(f"if not {HERE}: raise LookupError('only at home')\n" + DATA).Data()
+    with DataLoader(data, 1, num_workers=2) as loader, pytest.raises(LookupError, match="only at home") as caught:
+        list(loader)
+    assert any("in worker" in note for note in caught.value.__notes__)
+
+
+@pytest.mark.parametrize("end", ["os._exit(3)", "os.kill(os.getpid(), 9)"])
+def test_an_import_that_ends_the_process_is_a_worker_that_died(end, module) -> None:
+    data = module("mine").load(f"if not {HERE}: {end}\n" + DATA).Data()
+    with (
+        DataLoader(data, 1, num_workers=2) as loader,
+        pytest.raises(WorkerDied, match="before its first batch") as caught,
+    ):
+        list(loader)
+    assert caught.value.exitcode == (3 if "exit" in end else -9)
+
+
+def test_an_import_says_what_it_says_once(module, capfd) -> None:
+    with pytest.warns(UserWarning, match="careful"):
+        data = module("mine").load("import warnings\nprint('hello', flush=True)\nwarnings.warn('careful')\n" + DATA)
+    with DataLoader(data.Data(), 1, num_workers=2) as loader:
+        assert len(list(loader)) == 4
+    assert capfd.readouterr() == ("hello\n", "")
+
+
+def test_the_exit_status_and_the_memory_of_a_worker_are_known(module) -> None:
+    text = """
+        class Data:
+            def __len__(self): return 4
+            def __getitem__(self, index):
+                block = bytearray(64 << 20)
+                os._exit(7)
+    """
+    data = module("mine").load(text).Data()
+    with DataLoader(data, 1, num_workers=1) as loader, pytest.raises(WorkerDied) as caught:
+        list(loader)
+    assert caught.value.exitcode == 7
+    assert caught.value.rss is not None
+    assert caught.value.rss > 64 << 20
+
+
+def test_workers_find_the_program_as_it_is_though_the_modules_were_imported_before(
+    module, monkeypatch, tmp_path
+) -> None:
+    text = """
+        import os, sys
+        class Data:
+            def __len__(self): return 1
+            def __getitem__(self, index): return os.environ["COLOUR"], sys.argv[-1], os.getcwd()
+    """
+    data = module("mine").load(text).Data()
+    with DataLoader(data, None, num_workers=1) as loader:
+        for colour in ("red", "green"):
+            (tmp_path / colour).mkdir()
+            monkeypatch.setenv("COLOUR", colour)
+            monkeypatch.setattr(sys, "argv", ["program", colour])
+            monkeypatch.chdir(tmp_path / colour)
+            assert list(loader) == [(colour, colour, str(tmp_path / colour))]
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_signal_handler_that_a_module_sets_up_at_its_import_works_in_workers(module, tmp_path) -> None:
+    mine = module("mine")
+    mine.write("""
+        import signal
+        def late(*_): raise TimeoutError
+        signal.signal(signal.SIGALRM, late)
+        class Data:
+            def __len__(self): return 1
+            def __getitem__(self, index):
+                try:
+                    signal.raise_signal(signal.SIGALRM)
+                except TimeoutError:
+                    return "late"
+    """)
+    text = f"import {mine.name}, agnoload; print(*agnoload.DataLoader({mine.name}.Data(), None, num_workers=1))"
+    done = subprocess.run(
+        [sys.executable, "-c", text], check=False, cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "late\n", "")
+
+
+def gone(pids: list[int]) -> bool:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            fd = os.pidfd_open(pid)
+            try:
+                poll = select.poll()
+                poll.register(fd, select.POLLIN)
+                if not poll.poll(20_000):
+                    return False
+            finally:
+                os.close(fd)
+    return True
+
+
+def test_all_processes_end_with_a_parent_that_is_killed(module, tmp_path) -> None:
+    mine = module("mine")
+    mine.write(DATA)
+    text = f"""
+        import {mine.name}, agnoload, os, psutil, signal
+        batches = iter(agnoload.DataLoader({mine.name}.Data(), 1, num_workers=2))
+        next(batches)
+        print(*(child.pid for child in psutil.Process().children(recursive=True)), flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(text)],
+        check=False,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    pids = [int(pid) for pid in done.stdout.split()]
+    assert len(pids) == 4  # the base, the template, two workers
+    assert gone(pids)
+
+
+def test_the_server_begins_with_the_loader_and_a_loader_that_is_never_iterated_leaves_nothing() -> None:
+    text = """
+        import agnoload, psutil
+        def children(): return len(psutil.Process().children())
+        found = [children()]
+        for end in (agnoload.DataLoader.close, lambda loader: None):
+            loader = agnoload.DataLoader(range(4), 2, num_workers=2)
+            found.append(children())
+            end(loader)
+            del loader
+            found.append(children())
+        threads = agnoload.DataLoader(range(4), 2, num_workers=2, worker_type="thread")
+        none = agnoload.DataLoader(range(4), 2)
+        forks = agnoload.DataLoader(range(4), 2, num_workers=2, multiprocessing_context="fork")
+        print(*found, children())
+    """
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", textwrap.dedent(text)],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.stdout, done.stderr) == ("0 1 0 1 0 0\n", "")
+
+
+def test_a_dataset_that_needs_nothing_has_no_process_between() -> None:
+    with DataLoader(range(4), 2, num_workers=1) as loader:
+        batches = iter(loader)
+        assert batches._pool._server.forked_from is None  # type: ignore[attr-defined]
+        assert len(list(batches)) == 2
+        assert loader.stats().imported_apart == ()
