@@ -33,7 +33,7 @@ from agnoload.fetch import Fetcher
 from agnoload.foreign import ForeignPlan, Stranger, checked
 from agnoload.generators import Watch
 from agnoload.journal import Journal
-from agnoload.loop import PLACED_AHEAD, LoaderIterator
+from agnoload.loop import PLACED_AHEAD, LoaderIterator, end_with_program
 from agnoload.messages import Reply, Request
 from agnoload.options import check_callable, check_options
 from agnoload.plan import BatchPlan, OrderPlan, Plan, StreamedPlan
@@ -469,6 +469,7 @@ class DataLoader(Generic[SampleT, BatchT]):
             try:
                 iterator = self._begin(limit)
             except Exception as error:
+                end_with_program()
                 if self._closings == closings:
                     raise
                 raise LoaderClosed("the loader was closed while its workers were started") from error

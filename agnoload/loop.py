@@ -243,8 +243,8 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
 
     def _end_with(self, error: BaseException) -> None:
         self._busy = False
-        if isinstance(error, LoaderClosed) and threading.current_thread().daemon and _exiting():
-            threading.Event().wait()  # the interpreter ends and takes this thread along: it has nobody to tell
+        if isinstance(error, LoaderClosed):
+            end_with_program()
         self._close(f"has ended with an error ({type(error).__name__})")
 
     def _close(self, why: str | None) -> None:
@@ -456,6 +456,12 @@ def _give_back(pool: Pool, release: Callable[[Any], None] | None, owner: int) ->
         pool.close()
     else:
         release(pool)
+
+
+def end_with_program() -> None:
+    """For errors that come of the program's end: a daemon thread waits until it is taken along, and says nothing."""
+    if threading.current_thread().daemon and _exiting():
+        threading.Event().wait()
 
 
 def _exiting() -> bool:
