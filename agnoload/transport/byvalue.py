@@ -200,16 +200,13 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     classes: dict[str, type] | None = None
     """Collects the classes that travel by value, if given, each under a name for `learn_classes`."""
     modules: dict[str, None] | None = None
-    """Collects the modules that define what travels, if given."""
+    """Collects the modules that are imported for what travels by name, if given."""
     alone = False
     """A class itself is to be written, not the way to it."""
     files: MappedFiles | None = None
     """For a worker: what lies in mapped files goes as its place there, and objects of `multiprocessing` go too."""
 
     def reducer_override(self, value: Any) -> Any:
-        if self.modules is not None:
-            named = value if isinstance(value, (type, types.FunctionType)) else type(value)
-            self.modules[value.__name__ if isinstance(value, types.ModuleType) else str(named.__module__)] = None
         if isinstance(value, np.ndarray):
             return NotImplemented if self.files is None else self.files.reduce(value)
         reduced = own_by_name(value)
@@ -222,6 +219,10 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if isinstance(value, (type, types.FunctionType)):
             _import_home(value)
         reduced = super().reducer_override(value)
+        if self.modules is not None and isinstance(value, types.ModuleType):
+            self.modules[value.__name__] = None
+        elif self.modules is not None and reduced is NotImplemented and isinstance(value, (type, types.FunctionType)):
+            self.modules[str(value.__module__)] = None
         if isinstance(value, type):
             reduced = _class(value, reduced)
         elif reduced is not NotImplemented and value.__code__ in _DISPATCHING:
