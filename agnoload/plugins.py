@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from difflib import get_close_matches
 from functools import cache
 from importlib.util import find_spec
 from sys import modules
@@ -78,6 +77,8 @@ def make(name: str, points: Iterable[EntryPoint]) -> Backend:
     table = by_name(points)
     if name not in table:
         names = ", ".join(repr(known) for known in ["numpy", *table])
+        from difflib import get_close_matches  # a module that workers do without
+
         near = get_close_matches(str(name), table, 1)
         meant = f": did you mean {near[0]!r}?" if near else ""
         raise OptionError(f"backend must be a Backend or one of the installed names {names}; got {name!r}{meant}")

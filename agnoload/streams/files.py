@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import bz2
 import functools
-import gzip
 import importlib
 import inspect
 import io
 import json
-import lzma
 import os
-import tarfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
-from tarfile import EmptyHeaderError, EOFHeaderError, HeaderError, ReadError  # type: ignore[attr-defined]
-from typing import IO, Any, Literal, Self, TypeVar
+from typing import IO, Any, Literal, TypeVar
 
 import numpy as np
 
 from agnoload.arguments import members, positive, word
 from agnoload.datasets.packed import PackedList
-from agnoload.errors import BackendUnavailable, OptionError, add_note, warn
+from agnoload.errors import BackendUnavailable, OptionError, add_note
 from agnoload.saved import FARTHEST, whole
 from agnoload.streams.base import IterableDataset
 from agnoload.streams.cursor import Cursor, CursorStream, ForeignCursor, Opening, guarded
@@ -151,7 +146,7 @@ def _from(reader: Reader[Any], path: Path, start: int) -> Iterator[Any]:
     return iter(reader(path, start=start)) if begins_anywhere else islice(iter(reader(path)), start, None)
 
 
-_COMPRESSED: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+_COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".xz": "lzma"}
 
 
 @contextmanager
@@ -159,11 +154,11 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
     """A file or URL, to read bytes from; what ends in .gz, .bz2 or .xz is decompressed."""
     name = os.fspath(path)
     with _open(name) as file:
-        decompress = _COMPRESSED.get(os.path.splitext(name)[1])
-        if decompress is None:
+        module = _COMPRESSED.get(os.path.splitext(name)[1])
+        if module is None:
             yield file
         else:
-            with decompress(file) as inside:
+            with importlib.import_module(module).open(file) as inside:
                 yield inside
 
 
@@ -297,61 +292,10 @@ def read_tar(path: Path, start: int = 0, dot: Literal["first", "last"] = "first"
     [{'__key__': '7', 'txt': b'ab', 'cls': b'ab'}]
     """
     name = os.fspath(path)
-    with _open(name) as file, tarfile.open(fileobj=file, mode="r:*", tarinfo=_Member) as archive:
-        yield from _tar_samples(archive, name, start, word("dot", dot, ("first", "last")) == "first")
+    from agnoload.streams.tar import samples  # half a MiB that workers which read no tar do without
 
-
-class _Member(tarfile.TarInfo):
-    """A member whose damaged header is an error: to `tarfile` the archive would end there, and lose the rest unseen."""
-
-    @classmethod
-    def fromtarfile(cls, tarfile: tarfile.TarFile) -> Self:
-        try:
-            return super().fromtarfile(tarfile)
-        except (EOFHeaderError, EmptyHeaderError):
-            raise
-        except HeaderError as error:
-            raise ReadError(f"{error}, at byte {tarfile.offset} of the archive") from error
-
-
-def _tar_samples(archive: tarfile.TarFile, name: str, start: int, first_dot: bool) -> Iterator[dict[str, Any]]:
-    number, warned = 0, False
-    begins: dict[str, int] = {}
-    sample: dict[str, Any] = {}
-    while (member := archive.next()) is not None:
-        archive.members = []  # type: ignore[attr-defined]  # else it remembers every file of the archive
-        if (member.issym() or member.islnk()) and not warned:
-            warned = True
-            warn(
-                f"{name} holds links, which are left out: {member.name} to {member.linkname} is the first. Pack files "
-                "instead, as `tar --dereference --hard-dereference` does"
-            )
-        folder, _, base = member.name.rpartition("/")
-        if not member.isfile() or base.startswith("."):
-            continue
-        dot = base.find(".") if first_dot else base.rfind(".")
-        stem, suffix = (base, "") if dot < 0 else (base[:dot], base[dot + 1 :])
-        key = f"{folder}/{stem}" if folder else stem
-        if sample and sample["__key__"] != key:
-            if number >= start:
-                yield sample
-            number += 1
-            sample = {}
-        if not sample and begins.setdefault(key, member.offset) != member.offset:
-            raise OptionError(
-                f"{name} must hold the files of a sample one after the other, but {member.name} stands at byte "
-                f"{member.offset}, away from the others of {key!r} at byte {begins[key]}: sort the archive by name "
-                "(tar --sort=name)"
-            )
-        if suffix == "__key__":
-            raise OptionError(f"{name} holds {member.name}, but __key__ is where the name of a sample stands")
-        if suffix in sample:
-            raise OptionError(f"{name} holds {member.name} twice within one sample")
-        # What was delivered before is passed by: in a file that is not compressed nothing of it is read.
-        content = archive.extractfile(member) if number >= start else None
-        sample |= {"__key__": key, suffix: b"" if content is None else content.read()}
-    if sample and number >= start:
-        yield sample
+    with _open(name) as file:
+        yield from samples(file, name, start, word("dot", dot, ("first", "last")) == "first")
 
 
 def read_parquet(path: Path, start: int = 0, columns: list[str] | None = None) -> Iterator[dict[str, Any]]:
