@@ -219,23 +219,29 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
         return f"<iterator in epoch {self.progress.epoch}, {batches} delivered, of {self._loader!r}>"
 
     def __next__(self) -> BatchT:
-        with self._turn:
-            if self._closed:
-                if self._over is None:
+        due = None
+        try:
+            with self._turn:
+                if self._closed:
+                    if self._over is None:
+                        raise StopIteration
+                    kind = LoaderClosed if self._over is CLOSED else AgnoloadError
+                    raise kind(f"this iterator {self._over}: make a new one")
+                try:
+                    self._busy = True
+                    due = self._next()
+                except (StopIteration, GeneratorExit) as error:  # out of user code: not the end of the data
+                    raise SampleStopped(f"{type(error).__name__} was raised while a batch was made ready") from error
+                finally:
+                    self._busy = False
+                if due is None:
+                    self._close(None)
                     raise StopIteration
-                kind = LoaderClosed if self._over is CLOSED else AgnoloadError
-                raise kind(f"this iterator {self._over}: make a new one")
-            try:
-                self._busy = True
-                due = self._next()
-            except (StopIteration, GeneratorExit) as error:  # out of user code: not the end of the data
-                raise SampleStopped(f"{type(error).__name__} was raised while a batch was made ready") from error
-            finally:
-                self._busy = False
-            if due is None:
-                self._close(None)
-                raise StopIteration
-            return due[0]
+                return due[0]
+        except BaseException as error:
+            if due is not None:  # a signal handler has raised: nobody gets this batch
+                self._end_with(error)
+            raise
 
     def close(self) -> None:
         """Give the pool back, or end it; what was prefetched is lost, what was yielded stays valid."""
@@ -283,11 +289,15 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
                 due.popleft()
                 self._failed(ready, error)
             raise
-        due.popleft()
-        self._gave(ready.reply)
-        now = time.monotonic()
-        self._recorder.delivered(ready.reply, self._since, began, now)
-        self._since = now
+        try:
+            due.popleft()
+            self._gave(ready.reply)
+            now = time.monotonic()
+            self._recorder.delivered(ready.reply, self._since, began, now)
+            self._since = now
+        except BaseException as error:  # out of a signal handler: nobody gets this batch
+            self._end_with(error)
+            raise
         return (batch,)
 
     def _fill(self, due: deque[_Due]) -> None:

@@ -52,20 +52,22 @@ def sketch(value: Any, breadth: int = BREADTH) -> Any:
     if kind is Made:  # a function may have made the sample, with what is its worker's own
         return sketch(value[0], breadth)
     if breadth > 0 and issubclass(kind, (tuple, list)):
-        step = max(1, len(value) // breadth)
+        base: Any = tuple if issubclass(kind, tuple) else list  # a subclass may load when it is asked
+        length = base.__len__(value)
         # Of a tuple, which is what streams of this library make around the samples, parts of parts matter more.
         inner = breadth - 1 if kind is tuple else breadth // 2
-        return name, len(value), [sketch(part, inner) for part in (value if step == 1 else value[::step])]
+        some = base.__getitem__(value, slice(None, None, max(1, length // breadth)))
+        return name, length, [sketch(part, inner) for part in some]
     if breadth > 0 and issubclass(kind, dict):
-        return name, len(value), _entries(value, breadth)
+        return name, dict.__len__(value), _entries(value, breadth)
     if breadth > 0 and (fields := getattr(kind, "__dataclass_fields__", None)) is not None:
         return name, [sketch(getattr(value, field, None), breadth // 2) for field in list(fields)[:breadth]]
     if issubclass(kind, (set, frozenset)):
         return name, len(value)
-    if issubclass(kind, np.generic) and not value.dtype.hasobject:
-        return name, value.tobytes()
+    if issubclass(kind, np.generic):
+        return name, sketch(_in_python(value), breadth // 2) if _has_gaps(value.dtype) else value.tobytes()
     if issubclass(kind, (str, int)):  # members of enumerations, say
-        return name, sketch(str(value) if issubclass(kind, str) else int(value))
+        return name, sketch(str.__str__(value) if issubclass(kind, str) else int.__int__(value))
     if kind.__module__.partition(".")[0] in PRINTED:
         return name, str(value)
     try:
@@ -96,6 +98,16 @@ def _of_array(array: Any) -> Any:
         return what, array.ctypes.data - root.ctypes.data
     flat = array.reshape(-1) if array.flags.c_contiguous else array.flat
     some = flat[:: max(1, array.size // PIXELS)]
-    if array.dtype.hasobject or array.dtype.kind == "T":
-        return what, [sketch(part, 0) for part in some.tolist()]
+    if _has_gaps(array.dtype):
+        return what, [sketch(part, BREADTH // 2) for part in _in_python(some)]
     return what, some.tobytes()
+
+
+def _has_gaps(dtype: np.dtype[Any]) -> bool:
+    """Whether equal elements may have other bytes: addresses, or what lies between fields and behind 80-bit numbers."""
+    return dtype.hasobject or dtype.kind in "TV" or dtype.char in "gG"
+
+
+def _in_python(value: Any) -> Any:
+    """The elements of an array, or a scalar, as Python's objects; 80-bit numbers are rounded."""
+    return value.astype(complex).tolist() if value.dtype.char in "gG" else value.tolist()
