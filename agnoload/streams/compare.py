@@ -80,7 +80,7 @@ def sketch(value: Any, breadth: int = BREADTH) -> Any:
 def _entries(value: dict[Any, Any], breadth: int) -> list[Any]:
     """Of a dictionary: by the names, as it may have been filled in any order."""
     try:
-        names = sorted(dict.keys(value)) if len(value) <= WIDTH else []
+        names = sorted(dict.keys(value)) if dict.__len__(value) <= WIDTH else []
     except TypeError:
         return []
     step = max(1, len(names) // breadth)

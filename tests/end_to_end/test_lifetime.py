@@ -283,6 +283,29 @@ def test_a_batch_that_is_interrupted_on_its_way_to_the_user_comes_next(device) -
     assert next(batches, None) is None
 
 
+class Turn(contextlib.nullcontext[None]):
+    def __exit__(self, *_: object) -> None:
+        raise KeyboardInterrupt
+
+
+def interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("where", ["while it is counted", "behind that"])
+def test_an_interrupt_that_costs_a_counted_batch_is_the_end(where, monkeypatch) -> None:
+    batches = iter(DataLoader(range(4)))
+    if where == "behind that":
+        monkeypatch.setattr(batches, "_turn", Turn())
+    else:
+        monkeypatch.setattr(batches._recorder, "delivered", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        next(batches)
+    monkeypatch.undo()
+    with pytest.raises(AgnoloadError, match="has ended with an error"):
+        next(batches)
+
+
 # ---------------------------------------------------------------------------------------------- nothing stays
 
 

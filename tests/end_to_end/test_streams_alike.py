@@ -91,6 +91,47 @@ def test_an_order_that_differs_from_worker_to_worker_is_an_error_in_the_first_ro
     assert len(delivered) < 2
 
 
+class Lazy(list[int]):
+    """Takes ints alone, as classes that load when they are asked do."""
+
+    def __getitem__(self, index: Any) -> Any:
+        return list.__getitem__(self, int(index))
+
+
+def records(number: int) -> Any:
+    """With other bytes between the fields each time, as `np.empty` leaves them."""
+    array = np.frombuffer(os.urandom(160), np.dtype([("id", "u1"), ("weight", "f8")], align=True)).copy()
+    array["id"], array["weight"] = number, number / 7
+    return array
+
+
+def long_doubles(number: int) -> Any:
+    array = np.full(4, number, np.longdouble) / 7
+    if np.finfo(np.longdouble).nmant == 63:  # 80 bits, in 96 or 128
+        array.view(np.uint8).reshape(4, -1)[:, 10:] = np.frombuffer(os.urandom(4), np.uint8)[:, None]
+    return array
+
+
+ALIKE: dict[str, Callable[[int], Any]] = {
+    "records": records,
+    "a_record": lambda number: records(number)[0],
+    "long_doubles": long_doubles,
+    "a_lazy_list": lambda number: Lazy(range(number, 500)),
+}
+
+
+@pytest.mark.parametrize("kind", ALIKE)
+def test_equal_samples_are_no_error_whatever_their_bytes_and_methods(kind: str) -> None:
+    with DataLoader(Unseeded(ALIKE[kind], lambda: range(100)), 10, collate_fn=len, **THREADS) as loader:
+        assert list(loader) == [10] * 10
+    stream = Unseeded(ALIKE[kind], unseeded)
+    with (
+        pytest.raises(AgnoloadError, match="all workers must read the same samples"),
+        DataLoader(stream, 10, collate_fn=len, **THREADS) as loader,
+    ):
+        list(loader)
+
+
 def test_rows_of_a_mapped_file_are_told_apart_by_their_places(tmp_path: Path) -> None:
     rows = mapped(tmp_path)
     for order in (unseeded, lambda: range(100)):
