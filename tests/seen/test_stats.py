@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -185,6 +186,22 @@ def test_the_time_between_epochs_belongs_to_nobody() -> None:
     assert stats.wait_seconds == 2 * 2.5
     assert stats.wait_first == 2 * 2.0
     assert stats.busy == (2 / 3,)  # a second of three, twice: it was idle from 101 to 102
+
+
+def test_what_iter_takes_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    loader = agnoload.DataLoader(range(4), 2)
+    opens, clock = loader._open_pool, [0.0]
+
+    def slowly(plan: Any) -> Any:
+        clock[0] += 50.0
+        return opens(plan)
+
+    monkeypatch.setattr(loader, "_open_pool", slowly)
+    monkeypatch.setattr("agnoload.loader.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    list(loader)
+    stats = loader.stats()
+    assert stats.seconds >= stats.wait_seconds >= stats.wait_first >= 50.0
+    assert stats.wait_p99 < 50.0
 
 
 def test_the_word_of_a_workers_death_is_no_work() -> None:
