@@ -67,7 +67,7 @@ def adjusted(choice: Choice, epoch: Sums, cores: int) -> Choice:
     """The choice for the next epoch, from what was measured since the last one.
 
     As many workers as load a batch in the time in which the user's loop uses one, and a fifth more; none if a batch
-    takes less than its transport. Small differences change nothing.
+    takes less than its transport. Small differences change nothing, and the start of workers says nothing.
     """
     most = min(choice.most, cores)
     if choice.workers > most:
@@ -77,17 +77,17 @@ def adjusted(choice: Choice, epoch: Sums, cores: int) -> Choice:
     a_batch = epoch.loading / epoch.batches
     wanted = max(1, math.ceil(min(1.2 * epoch.workers_needed, most)))
     if choice.workers == 0:
-        changes = a_batch > 2 * TRANSPORT and epoch.share_waited > LITTLE
+        changes = a_batch > 2 * TRANSPORT and epoch.share_steady > LITTLE
     elif a_batch < TRANSPORT / 2:
         wanted, changes = 0, True
     elif wanted > choice.workers:
-        changes = epoch.share_waited > LITTLE and epoch.busy > 0.8
+        changes = epoch.share_steady > LITTLE and epoch.busy > 0.8
     else:
-        changes = wanted < choice.workers and epoch.share_waited < LITTLE
+        changes = wanted < choice.workers and epoch.share_steady < LITTLE
     if not changes:
         return choice
     reason = (
-        f"the last epoch waited {epoch.share_waited:.0%} of the time with "
+        f"once it had begun, the last epoch waited {epoch.share_steady:.0%} of the time with "
         f"{number_of(choice.workers, 'worker')}, and a batch took {a_batch * 1e3:.2g} ms"
     )
     return choice._replace(workers=wanted, reason=reason)

@@ -488,7 +488,9 @@ class DataLoader(Generic[SampleT, BatchT]):
             plan = self._plan(place)
         if plan.exhausted and plan.passed:  # a state of the very end: the next epoch begins
             plan = self._next_plan(plan.end())
+        began = time.monotonic()
         pool, release = self._open_pool(plan)
+        self._recorder.opened(time.monotonic() - began, type(pool) is ProcessPool and release is None)
         return self._iterator(plan, pool, release, limit)
 
     def _iterator(

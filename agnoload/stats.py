@@ -28,11 +28,12 @@ KEPT_FAILURES = 1000
 class Stats:
     """An account of what a loader has delivered so far, over all its epochs; made by `loader.stats()`, unchangeable.
 
-    Times are in seconds. `seconds`: from asking for the first batch of an epoch to its last one, summed over epochs;
-    the user's work on batches is in it, what is done between epochs is not. `wait_seconds`: what `next()` took of it,
-    `wait_first`: what it took for first batches, while workers start; `wait_p50` ...: percentiles over batches, within
-    3%. `bytes`: of the arrays in the batches, before a backend converts them. `busy`: the share of its time that each
-    worker was loading; without workers, that of the process that iterates. `num_failed`: how many samples were skipped
+    Times are in seconds. `seconds`: from asking for the first batch of an epoch to its last one, and what `iter()` took
+    before, summed over epochs; the user's work on batches is in it, what is done between epochs is not. `wait_seconds`:
+    what `iter()` and `next()` took of it, `wait_first`: what they took until each worker's first batch, while workers
+    start and import; `wait_p50` ...: percentiles over batches, within 3%. `bytes`: of the arrays in the batches, before
+    a backend converts them. `busy`: the share of its time since its first batch began that each worker was loading;
+    without workers, that of the process that iterates. `num_failed`: how many samples were skipped
     or replaced, and `failed`: index and error of the first 1,000 of them. `cache_hits`, `cache_misses`: of every
     `CachedDataset` inside. `num_workers`: how many there are now, and `choice` why. `verdict`: one sentence on whether
     data is the bottleneck, and what to do. `imported_apart`: packages that each worker imports for itself, since their
@@ -156,7 +157,7 @@ class Sums(NamedTuple):
     seconds: float
     waited: float
     first: float
-    """What was waited for first batches."""
+    """What was waited for the start of workers, and for the first batch of each."""
     loading: float
     """Seconds of work of all workers."""
     alive: float
@@ -169,6 +170,12 @@ class Sums(NamedTuple):
     def share_waited(self) -> float:
         """How much of the time the user waited for data."""
         return self.waited / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def share_steady(self) -> float:
+        """The same once the workers had started, which more or fewer of them do not change."""
+        seconds = self.seconds - self.first
+        return (self.waited - self.first) / seconds if seconds > 0 else 0.0
 
     @property
     def busy(self) -> float:
@@ -195,6 +202,8 @@ class Recorder:
         self._samples = self._bytes = 0
         self._sums = Sums(0, 0.0, 0.0, 0.0, 0.0, 0.0)
         self._first = 0.0
+        self._renewed = False
+        """Whether each epoch starts worker processes of its own."""
         self._opening: set[int] = set()
         """Replies under way that are the first of their worker: who waits for one waits for the worker's start."""
         self._waits = Histogram()
@@ -203,6 +212,13 @@ class Recorder:
         self._num_failed = 0
         self._failed: list[Failure] = []
         self._timelines: tuple[Timeline, ...] = ()
+
+    def opened(self, seconds: float, renewed: bool) -> None:
+        """An epoch has its workers, after so long."""
+        self._renewed = renewed
+        self._first += seconds
+        sums = self._sums
+        self._sums = sums._replace(seconds=sums.seconds + seconds, waited=sums.waited + seconds)
 
     def arrived(self, reply: Reply, ends: dict[int, float]) -> None:
         """A pool has answered; `ends` is where that pool's workers ended before, kept by its iterator."""
@@ -273,7 +289,8 @@ class Recorder:
         return Stats(
             sums.batches, self._samples, self._bytes, sums.seconds, sums.waited, sums.first, p50, p95, p99, tuple(busy),
             self._num_failed, tuple(self._failed), sum(cache.hits for cache in caches),
-            sum(cache.misses for cache in caches), workers, choice, verdict(sums, workers, cores, self._num_failed),
+            sum(cache.misses for cache in caches), workers, choice,
+            verdict(sums, workers, cores, self._num_failed, self._renewed),
         )  # fmt: skip
 
     def trace(self, timeline: Timeline) -> None:
@@ -307,8 +324,8 @@ def size_of(batch: Any) -> int:
     return nbytes if isinstance(nbytes, int) else 0
 
 
-def verdict(sums: Sums, workers: int, cores: int, failed: int = 0) -> str:
-    """One sentence: whether data is the bottleneck, and what to do."""
+def verdict(sums: Sums, workers: int, cores: int, failed: int = 0, renewed: bool = True) -> str:
+    """One sentence: whether data is the bottleneck, and what to do; `renewed`: each epoch starts its own processes."""
     if not sums.batches:
         return f"nothing could be loaded: {number_of(failed, 'sample')} failed" if failed else "nothing was loaded yet"
     share, busy = sums.share_waited, sums.busy
@@ -322,18 +339,23 @@ def verdict(sums: Sums, workers: int, cores: int, failed: int = 0) -> str:
             return f"{waited}, but a batch takes {_time(a_batch)}, no more than a worker's way: workers do not help"
         wanted = max(1, math.ceil(min(sums.workers_needed, cores)))
         return f"{waited}, loading in this process: workers load while the loop works, try num_workers={wanted}"
-    steady = sums.waited - sums.first
-    if steady < LITTLE * (sums.seconds - sums.first):
-        return (
-            f"{waited}, nearly all of it for the first batch of each worker: with persistent_workers=True they start "
-            "only once, and otherwise there is nothing to gain here"
-        )
+    calm = sums.share_steady < LITTLE
+    started = calm or sums.first > sums.waited / 2
+    kept = "persistent_workers=True, so that they start only once"
+    if started:
+        waited += f", {sums.first / sums.waited:.0%} of it until the workers had started"
     crew = f"{workers} worker{'s' * (workers > 1)} {busy:.0%} busy"
     alone = sums.loading + sums.seconds - sums.waited  # what the same would have taken in one process
-    if a_batch < TRANSPORT or (busy < 0.8 and alone < 1.1 * (sums.seconds - sums.first)):
+    if not calm and (a_batch < TRANSPORT or (busy < 0.8 and alone < 1.1 * (sums.seconds - sums.first))):
         return (
             f"{waited}, with {crew}: a batch takes {_time(a_batch)}, its way from a worker no less, so workers do not "
-            "help: use num_workers=0, or larger batches"
+            f"help: use num_workers=0, or {kept if started and renewed else 'larger batches'}"
+        )
+    if started:
+        return (
+            f"{waited}: {f'use {kept}' if renewed else 'iterate by steps(), which has no gap between epochs'}; make "
+            "the loader before it is needed, and move heavy imports out of the dataset's module"
+            + (". Otherwise there is nothing to gain here" if calm else "")
         )
     if busy < 0.8:
         return (

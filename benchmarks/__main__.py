@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ except ModuleNotFoundError:
     sys.exit('the benchmarks need more packages: pip install ".[bench,torch]" -c constraints.txt')
 
 from benchmarks import report
-from benchmarks.loaders import LOADERS, reason_against
+from benchmarks.loaders import LOADERS, lacking, reason_against
 from benchmarks.measure import family_mib, machine
 from benchmarks.run_one import QUESTIONS
 
@@ -67,12 +68,12 @@ def measure(workloads: list[str], loaders: list[str], rounds: int, quick: bool) 
     return runs
 
 
-def installed(loaders: list[str]) -> list[str]:
-    """Those that can be measured here; of the others it is said why not."""
-    reasons = {loader: reason_against(loader) for loader in loaders}
-    for reason in filter(None, reasons.values()):
+def installed(names: list[str], reason_for: Callable[[str], str | None] = reason_against) -> list[str]:
+    """Those loaders (or workloads) that can be measured here; of the others it is said why not."""
+    reasons = {name: reason_for(name) for name in names}
+    for reason in dict.fromkeys(filter(None, reasons.values())):
         print(f"left out: {reason}", file=sys.stderr)
-    return [loader for loader, reason in reasons.items() if reason is None]
+    return [name for name, reason in reasons.items() if reason is None]
 
 
 def main() -> None:
@@ -94,11 +95,12 @@ def main() -> None:
         return
     rounds = 1 if options.quick else options.rounds
     loaders = installed(options.loaders.split(","))
+    workloads = installed(options.workloads or list(QUESTIONS), lacking)
     document = {
         "machine": machine(),
         "command": " ".join(["python -m benchmarks", *sys.argv[1:]]),
         "rounds": rounds,
-        "runs": measure(options.workloads or list(QUESTIONS), loaders, rounds, options.quick),
+        "runs": measure(workloads, loaders, rounds, options.quick),
     }
     results = report.Results(document)
     if options.json:

@@ -9,7 +9,7 @@ import importlib.util
 from typing import Any
 
 from benchmarks.floor import collate_into
-from benchmarks.workloads import Stream, in_memory
+from benchmarks.workloads import NEEDS, Stream, in_memory
 
 LOADERS = {
     "agnoload": "agnoload",
@@ -29,6 +29,12 @@ def reason_against(loader: str) -> str | None:
         return f"there is no loader {loader}; there are {', '.join(LOADERS)}"
     top = LOADERS[loader].partition(".")[0]
     return None if importlib.util.find_spec(top) else f"{loader} is not installed"
+
+
+def lacking(workload: str) -> str | None:
+    """Why a workload cannot be measured here, whatever the loader."""
+    needed = NEEDS.get(workload.partition("-")[0], "numpy")
+    return None if importlib.util.find_spec(needed) else f"{needed} is not installed"
 
 
 def of_stream(loader: str, stream: Stream, **options: Any) -> Any:

@@ -33,6 +33,16 @@ def private_mib(process: psutil.Process) -> float:
     return process.memory_full_info().uss / 2**20
 
 
+def worker_mib() -> float | None:
+    """Private memory of the largest worker: of a process that this one has started and that has started none."""
+    found = []
+    for member in family()[1:]:
+        with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            if not member.children() and not any("resource_tracker" in word for word in member.cmdline()):
+                found.append(private_mib(member))
+    return max(found, default=None)
+
+
 def family_mib(process: psutil.Process) -> float:
     """Memory of a process and its children; a page that k of them map counts 1/k in each."""
     total = 0.0
@@ -58,7 +68,7 @@ def processor() -> str:
 def machine() -> dict[str, Any]:
     """Date, machine and versions: what a figure is worth nothing without."""
     versions = {}
-    for package in ["agnoload", "numpy", "torch", "grain", "spdl", "jax-dataloader", "jax"]:
+    for package in ["agnoload", "numpy", "torch", "torchvision", "grain", "spdl", "jax-dataloader", "jax"]:
         with suppress(importlib.metadata.PackageNotFoundError):
             versions[package] = importlib.metadata.version(package)
     return {

@@ -19,8 +19,8 @@ import numpy as np
 import psutil
 
 from benchmarks import floor, loaders
-from benchmarks.measure import cpu_seconds, descriptors, family, private_mib
-from benchmarks.workloads import STREAMS, Rows, Stream, strings
+from benchmarks.measure import cpu_seconds, descriptors, family, private_mib, worker_mib
+from benchmarks.workloads import FOLDERS, STREAMS, Rows, Stream, strings
 
 Figures = dict[str, Any]
 
@@ -189,6 +189,46 @@ def worker_memory(loader: str, name: str, quick: bool) -> Figures:
     return {"mib": max(gains), "seconds": time.perf_counter() - begun}
 
 
+VARIANTS: dict[str, dict[str, Any]] = {
+    "": {},
+    "forkserver": {"multiprocessing_context": "forkserver"},
+    "threads": {"worker_type": "thread"},
+    "kept": {"persistent_workers": True},
+}
+
+
+def epochs(loader: str, name: str, quick: bool) -> Figures:
+    """Seconds of the first epoch, from making the loader on, of a later one, and what a worker has for itself.
+
+    What the user's process imports is imported before.
+    """
+    work, _, variant = name.partition("-")
+    options = VARIANTS[variant]
+    if loader not in ("agnoload", "torch") or (loader == "torch" and "worker_type" in options):
+        raise LookupError(f"no {loader} for this workload")
+    if reason := loaders.lacking(name):
+        raise LookupError(reason)
+    with FOLDERS[work](200 if quick else 2000) as dataset:
+        stream = Stream(lambda: dataset, 10 if quick else 50)
+        loaders.of_stream(loader, replace(stream, workers=0))
+        seconds = []
+        begun = time.perf_counter()
+        data = loaders.of_stream(loader, stream, shuffle=True, **options)
+        for _ in range(2 if quick else 5):
+            for _ in data:
+                pass
+            now = time.perf_counter()
+            seconds.append(now - begun)
+            begun = now
+        batches = iter(data)
+        for _ in range(len(data) // 2):
+            next(batches)
+        mib = worker_mib()
+        del batches
+    figures = {"seconds": float(np.median(seconds[1:])), "first_epoch_s": seconds[0]}
+    return figures if mib is None else figures | {"worker_mib": mib}
+
+
 QUESTIONS: dict[str, Callable[[str, str, bool], Figures]] = {
     "small": stream_rate,
     "fields": stream_rate,
@@ -202,6 +242,8 @@ QUESTIONS: dict[str, Callable[[str, str, bool], Figures]] = {
     "weighted": weighted,
     "shuffle": shuffle,
     "strings": worker_memory,
+    "plain": epochs,
+    **{f"{work}{variant and '-'}{variant}": epochs for work in ("imports", "torchvision") for variant in VARIANTS},
 }
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -80,6 +83,44 @@ class Jpegs:
 
         image = Image.open(io.BytesIO(self.files[index % 64])).resize((224, 224))
         return np.asarray(image, np.float32).transpose(2, 0, 1) / np.float32(255)
+
+
+@contextmanager
+def plain(length: int) -> Iterator[Any]:
+    """Small arrays, for which a worker imports nothing."""
+    yield Rows(64, length)
+
+
+@contextmanager
+def imports(length: int) -> Iterator[Any]:
+    """The same out of a module that imports torch."""
+    from benchmarks.imports import Light
+
+    yield Light(64, length)
+
+
+@contextmanager
+def torchvision(length: int) -> Iterator[Any]:
+    """A folder of JPEGs of 64 x 64 in ten classes, as torchvision reads it and cuts out a part."""
+    from PIL import Image
+    from torchvision import datasets, transforms
+
+    rng = np.random.default_rng(0)
+    with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
+        for number in range(length):
+            path = Path(folder, f"class{number % 10}", f"{number}.jpeg")
+            path.parent.mkdir(exist_ok=True)
+            coarse = Image.fromarray(rng.integers(0, 256, (16, 16, 3), np.uint8))
+            coarse.resize((64, 64), Image.Resampling.BICUBIC).save(path, quality=85)
+        steps = [transforms.Resize(72), transforms.RandomCrop(64), transforms.ToTensor()]
+        yield datasets.ImageFolder(folder, transforms.Compose(steps))
+
+
+FOLDERS = {"torchvision": torchvision, "imports": imports, "plain": plain}
+"""Datasets that are iterated epoch after epoch."""
+
+NEEDS = {"torchvision": "torchvision", "imports": "torch"}
+"""The modules of which a workload is about, whatever loads it."""
 
 
 def in_memory(count: int = 50_000) -> tuple[np.ndarray, np.ndarray]:

@@ -392,6 +392,8 @@ def epoch(batches: int = 100, **parts: float) -> Sums:
         (0, 8, epoch(100_000, waited=9.0, loading=8.0), 0),
         (0, 0, epoch(waited=9.0, loading=8.0), 0),
         (2, 8, epoch(9, waited=6.0, loading=19.0), 2),  # too little was seen
+        (2, 8, epoch(waited=6.0, first=5.9, loading=19.0), 2),  # it waits for nothing but the start
+        (8, 8, epoch(waited=5.0, first=4.9, loading=5.0, alive=40.0), 2),
     ],
 )
 def test_the_next_epoch_has_the_workers_that_the_last_one_asked_for(

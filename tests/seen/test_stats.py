@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -187,6 +188,22 @@ def test_the_time_between_epochs_belongs_to_nobody() -> None:
     assert stats.busy == (2 / 3,)  # a second of three, twice: it was idle from 101 to 102
 
 
+def test_what_iter_takes_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    loader = agnoload.DataLoader(range(4), 2)
+    opens, clock = loader._open_pool, [0.0]
+
+    def slowly(plan: Any) -> Any:
+        clock[0] += 50.0
+        return opens(plan)
+
+    monkeypatch.setattr(loader, "_open_pool", slowly)
+    monkeypatch.setattr("agnoload.loader.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    list(loader)
+    stats = loader.stats()
+    assert stats.seconds >= stats.wait_seconds >= stats.wait_first >= 50.0
+    assert stats.wait_p99 < 50.0
+
+
 def test_the_word_of_a_workers_death_is_no_work() -> None:
     recorder = Recorder()
     ends = {0: 5.0}
@@ -315,8 +332,25 @@ def sums(batches: int = 100, **parts: float) -> Sums:
             sums(waited=3.0, first=2.9, loading=2.0, alive=14.0),
             2,
             8,
-            "waited for data 30% of the time, nearly all of it for the first batch of each worker: with "
-            "persistent_workers=True they start only once, and otherwise there is nothing to gain here",
+            "waited for data 30% of the time, 97% of it until the workers had started: use persistent_workers=True, so "
+            "that they start only once; make the loader before it is needed, and move heavy imports out of the "
+            "dataset's module. Otherwise there is nothing to gain here",
+        ),
+        (
+            sums(waited=9.5, first=6.0, loading=5.6, alive=8.0),  # a loop that does next to nothing
+            2,
+            8,
+            "waited for data 95% of the time, 63% of it until the workers had started: use persistent_workers=True, so "
+            "that they start only once; make the loader before it is needed, and move heavy imports out of the "
+            "dataset's module",
+        ),
+        (
+            sums(100_000, waited=9.5, first=6.0, loading=3.0, alive=7.0),
+            2,
+            8,
+            "waited for data 95% of the time, 63% of it until the workers had started, with 2 workers 43% busy: a "
+            "batch takes 30 \N{MICRO SIGN}s, its way from a worker no less, so workers do not help: use num_workers=0, "
+            "or persistent_workers=True, so that they start only once",
         ),
     ],
 )
@@ -324,6 +358,43 @@ def test_the_verdict_says_where_the_time_goes_and_what_to_do(
     account: Sums, workers: int, cores: int, told: str
 ) -> None:
     assert verdict(account, workers, cores) == told
+
+
+def test_workers_that_are_kept_are_said_to_start_late_and_not_to_have_batches_of_unequal_length() -> None:
+    slow_start = sums(waited=9.5, first=6.0, loading=5.6, alive=8.0)
+    assert verdict(slow_start, 2, 8, renewed=False) == (
+        "waited for data 95% of the time, 63% of it until the workers had started: iterate by steps(), which has no "
+        "gap between epochs; make the loader before it is needed, and move heavy imports out of the dataset's module"
+    )
+
+
+def account_of(imports: float, renewed: bool) -> agnoload.Stats:
+    """Two epochs of ten batches that a worker loads in 0.1 s each, after `imports` seconds; the loop does nothing."""
+    recorder = Recorder()
+    now = 100.0
+    for epoch in range(2):
+        late = imports if renewed or not epoch else 0.0
+        recorder.opened(late / 4, renewed)  # the rest is for the worker itself
+        ends: dict[int, float] = {}
+        since = None
+        for number in range(10):
+            began, started = now, now + (0.0 if number else 0.75 * late)
+            now = started + 0.1
+            recorder.arrived(reply(number, 0, started, now), ends)
+            recorder.delivered(reply(number, 0, started, now), since, began, now)
+            since = now
+    return recorder.stats(1, "as asked for", 2, [])
+
+
+@pytest.mark.parametrize(("renewed", "starts"), [(True, 2), (False, 1)])
+def test_imports_while_a_worker_starts_are_waited_for_and_are_no_work(renewed: bool, starts: int) -> None:
+    stats = account_of(8.0, renewed)
+    assert stats.wait_seconds == stats.seconds == pytest.approx(starts * 8 + 2.0)
+    assert stats.wait_first == pytest.approx(starts * 8 + 0.2)
+    assert stats.busy == (1.0,)
+    assert "of it until the workers had started: " in stats.verdict
+    assert ("persistent_workers=True" in stats.verdict) == renewed
+    assert "of it until" not in account_of(0.0, renewed).verdict
 
 
 def test_the_account_prints_as_a_person_reads_it() -> None:
