@@ -86,6 +86,8 @@ def make(kind: str, fetch: Obey, workers: int = 2, window: int = 4, **options: A
 def shared(request: pytest.FixtureRequest) -> Iterator[Any]:
     """One pool of each kind for all tests that leave it as it was."""
     pool = make(request.param, Obey())
+    if isinstance(pool, ProcessPool):
+        pool.pids()  # waits until all have begun, so that none begins within a test
     yield pool
     pool.close()
 
