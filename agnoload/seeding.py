@@ -183,8 +183,8 @@ def sample_rng() -> np.random.Generator:
     """The random generator of the sample being loaded, the same whoever loads it and when.
 
     Call it in `__getitem__` (or in a `collate_fn`, where it belongs to the batch) and draw from what it gives; do not
-    keep it for the next sample. It costs three microseconds when it is asked for and nothing otherwise. Anywhere else it
-    is an `AgnoloadError`.
+    keep it for the next sample. It costs three microseconds when it is asked for, and nothing otherwise. Anywhere else
+    it is an `AgnoloadError`.
 
     >>> import agnoload
     >>> class Noisy(agnoload.Dataset):
