@@ -170,12 +170,7 @@ def test_each_curve_has_a_chart_on_the_page() -> None:
         assert (ROOT / "docs" / "images" / curve.file).is_file()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("loader", ["agnoload", "torch", "grain", "spdl", "jax-dataloader", "floor"])
-def test_every_workload_can_be_run(loader: str) -> None:
-    pytest.importorskip("PIL")
-    needs(loader)
-    workloads = [*module("run_one").QUESTIONS, "fields@count=3,batch_size=8,workers=1"]
+def run_quickly(loader: str, workloads: list[str]) -> None:
     for workload in [name for name in workloads if module("loaders").lacking(name) is None]:
         command = [sys.executable, "-m", "benchmarks.run_one", loader, workload, "--quick"]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
@@ -183,6 +178,27 @@ def test_every_workload_can_be_run(loader: str) -> None:
         figures = json.loads(done.stdout)
         headline = module("report").HEADLINES[workload.partition("@")[0]]
         assert headline.key in figures or figures["error"] == f"no {loader} for this workload", figures
+
+
+def about_epochs(workload: str) -> bool:
+    return workload.partition("-")[0] in module("workloads").FOLDERS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loader", ["agnoload", "torch", "grain", "spdl", "jax-dataloader", "floor"])
+def test_every_workload_can_be_run(loader: str) -> None:
+    pytest.importorskip("PIL")
+    needs(loader)
+    names = [name for name in module("run_one").QUESTIONS if not about_epochs(name)]
+    run_quickly(loader, [*names, "fields@count=3,batch_size=8,workers=1"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loader", ["agnoload", "torch", "floor"])
+def test_every_workload_about_epochs_can_be_run(loader: str) -> None:
+    pytest.importorskip("PIL")
+    needs(loader)
+    run_quickly(loader, [name for name in module("run_one").QUESTIONS if about_epochs(name)])
 
 
 @pytest.mark.slow
