@@ -13,7 +13,7 @@ from agnoload import plugins, seeding
 from agnoload.collate import collate, default_convert, install_registry, registry_snapshot
 from agnoload.datasets import Batch, gather_of, getitems_of
 from agnoload.errors import CollateError, OptionError, SampleStopped, add_note, attributes_of, one_line
-from agnoload.global_rng import RequestGenerators
+from agnoload.generators import RequestGenerators
 from agnoload.messages import EMPTY, Failure, Reply, Request
 from agnoload.plan import REST, Told
 from agnoload.protocols import Empty, IndexArray
@@ -177,7 +177,7 @@ class Fetcher:
                     _named(error, request)
                     raise
         finally:
-            self._generators.restore()
+            self._generators.settle()
         if notices := self._generators.notices:
             reply = reply._replace(extras={**(reply.extras or {}), "notices": notices[:]})
             notices.clear()

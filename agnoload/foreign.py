@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from agnoload.errors import SampleStopped, StateError
-from agnoload.global_rng import isolated_global_rng
+from agnoload.generators import Private
 from agnoload.plan import BLOCK, Cut, Plan, key_of, keys_of
 from agnoload.protocols import Stateful
 from agnoload.samplers.sampler import SeededSampler
@@ -141,18 +141,18 @@ class ForeignPlan(Plan):
         self._stateful: Any = next((part for part in stranger.parts if isinstance(part, Stateful)), None)
         self._last: Any = None
         plain = type(stranger.sampler) in _DRAWS_NOTHING
-        self._global_rng = None if plain else isolated_global_rng(place.seeds.order, place.epoch)
+        self._private = None if plain else Private(place.seeds.order, place.epoch)
         super().__init__(place)
 
     def _pull(self) -> Cut | None:
         try:
-            with self._global_rng or nullcontext():
+            with self._private or nullcontext():
                 return self._pulled()
         except GeneratorExit as error:
             raise SampleStopped("GeneratorExit was raised by the sampler: it is not the end of the data") from error
         finally:
-            if self._global_rng is not None:
-                self._global_rng.restore()
+            if self._private is not None:
+                self._private.settle()
 
     def _pulled(self) -> Cut | None:
         cut = super()._pull()

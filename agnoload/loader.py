@@ -31,7 +31,7 @@ from agnoload.epochs import Epochs
 from agnoload.errors import CALLED, DatasetNotPicklable, LoaderClosed, OptionError, StateError, warn
 from agnoload.fetch import Fetcher
 from agnoload.foreign import ForeignPlan, Stranger, checked
-from agnoload.global_rng import GlobalRngMonitor
+from agnoload.generators import Watch
 from agnoload.journal import Journal
 from agnoload.loop import PLACED_AHEAD, LoaderIterator, end_with_program
 from agnoload.messages import Reply, Request
@@ -1006,18 +1006,18 @@ class _Watched:
     def __init__(self, pool: Pool, say: Callable[[str], None]) -> None:
         self._pool = pool
         self._say = say
-        self._monitor: GlobalRngMonitor | None = None
+        self._watch: Watch | None = None
         self._told = False
 
     def submit(self, request: Request) -> None:
-        if self._monitor is None and not self._told:
-            self._monitor = GlobalRngMonitor()
+        if self._watch is None and not self._told:
+            self._watch = Watch()
         self._pool.submit(request)
 
     def receive(self, timeout: float | None = None) -> Reply:
         reply = self._pool.receive(timeout)
-        monitor, self._monitor = self._monitor, None
-        if monitor is not None and not self._told and (names := monitor.drawn()):
+        watch, self._watch = self._watch, None
+        if watch is not None and not self._told and (names := watch.drawn()):
             self._say(
                 f"samples draw from {' and '.join(names)}, which all threads of this process share, so what they draw "
                 "depends on which thread comes first. Draw from agnoload.sample_rng() instead, or use worker processes"

@@ -172,6 +172,13 @@ class Backend:
     def set_rng_state(self, state: Any) -> None:
         """Put back what `rng_state` gave."""
 
+    def drawn(self) -> bool:
+        """Whether anybody has drawn from the framework's global generator since it was seeded last, or imported.
+
+        Asked where the framework was imported while a batch was loaded, too late for `seed`.
+        """
+        return False
+
     def seed_from(self, generator: Any) -> int | None:
         """Draw 63 bits from a generator of the framework; None if it is not one of its own."""
         return None

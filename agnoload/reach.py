@@ -27,6 +27,10 @@ _LOADERS = ("agnoload.loader", "agnoload.loop")
 _CONTAINERS = (dict, list, tuple, deque)
 
 
+Step = tuple[Callable[[Any], Any], Any, Any]
+"""A look, a place, and what the look finds there until somebody lays another object there."""
+
+
 class Reached(NamedTuple):
     """An object and the path to it."""
 
@@ -34,6 +38,8 @@ class Reached(NamedTuple):
     thing: Any
     one_of_many: bool = False
     """It lies in the first entry of a long container; the others were not looked at."""
+    way: tuple[Step, ...] = ()
+    """What was looked at on the path, but for what nobody can change."""
 
 
 def within_reach(roots: Mapping[str, Any]) -> Iterator[Reached]:
@@ -51,25 +57,34 @@ def within_reach(roots: Mapping[str, Any]) -> Iterator[Reached]:
     seen: dict[int, Any] = {}
     while waiting and len(seen) < LIMIT:
         reached = waiting.popleft()
-        path, thing, many = reached
+        thing = reached.thing
         if not issubclass(type(thing), _LEAVES) and id(thing) not in seen:
             seen[id(thing)] = thing
             yield reached
-            many = many or (issubclass(type(thing), _CONTAINERS) and _length(thing) > LONG)
-            waiting.extend(Reached(path + name, part, many) for name, part in _parts(thing))
+            many = reached.one_of_many or (issubclass(type(thing), _CONTAINERS) and _length(thing) > LONG)
+            for part in _parts(thing):
+                way = reached.way if part.step is None else (*reached.way, part.step)
+                waiting.append(Reached(reached.path + part.name, part.thing, many, way))
 
 
-def _parts(thing: Any) -> Iterator[tuple[str, Any]]:
-    """What an object holds, by name; of a long container the first entry."""
+class _Part(NamedTuple):
+    name: str
+    thing: Any
+    step: Step | None = None
+    """None: an object cannot be laid there after the whole was made."""
+
+
+def _parts(thing: Any) -> Iterator[_Part]:
+    """What an object holds; of a long container the first entry."""
     kind = type(thing)  # and not isinstance, which asks an object for the class that it pretends to be
     if issubclass(kind, _CONTAINERS):
-        return _entries(thing, _length(thing) if _length(thing) <= LONG else 1)
+        return iter(_entries(thing, _length(thing) if _length(thing) <= LONG else 1))
     if issubclass(kind, functools.partial):
-        return iter([(".func", thing.func), (".args", thing.args), (".keywords", thing.keywords)])
+        return iter([_Part(".func", thing.func), _Part(".args", thing.args), _Part(".keywords", thing.keywords)])
     if kind is types.MethodType:
-        return iter([(".__self__", thing.__self__), ("", thing.__func__)])
+        return iter([_Part(".__self__", thing.__self__), _Part("", thing.__func__)])
     if kind in (types.BuiltinMethodType, types.MethodWrapperType):
-        return iter([(".__self__", thing.__self__)])  # of a function, its module
+        return iter([_Part(".__self__", thing.__self__)])  # of a function, its module
     return _parts_of_function(thing) if kind is types.FunctionType else _parts_of_object(thing)
 
 
@@ -83,14 +98,17 @@ def _length(container: Any) -> int:
     return length
 
 
-def _entries(container: Any, count: int) -> Iterator[tuple[str, Any]]:
+def _entries(container: Any, count: int) -> list[_Part]:
     base = _base(container)
-    if base is dict:
-        for key, part in _seen_at_once(lambda entered: iter(dict.items(entered)), container, count):
-            yield f"[{key!r}]" if type(key) in (str, int) else "[...]", part
-    else:
-        for place, part in enumerate(_seen_at_once(base.__iter__, container, count)):
-            yield f"[{place}]", part
+    look = functools.partial(base.__getitem__, container)
+    if base is not dict:
+        found = enumerate(_seen_at_once(base.__iter__, container, count))
+        return [_Part(f"[{place}]", part, None if base is tuple else (look, place, part)) for place, part in found]
+    entries = _seen_at_once(lambda entered: iter(dict.items(entered)), container, count)
+    return [
+        _Part(f"[{key!r}]", part, (look, key, part)) if type(key) in (str, int) else _Part("[...]", part)
+        for key, part in entries
+    ]
 
 
 def _seen_at_once(entries: Callable[[Any], Iterator[Any]], container: Any, count: int | None = None) -> list[Any]:
@@ -105,37 +123,42 @@ def _items(attributes: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     return iter(attributes.items())
 
 
-def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+def _parts_of_function(function: types.FunctionType) -> Iterator[_Part]:
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
         with contextlib.suppress(ValueError):  # an empty cell
-            yield f".{name}", cell.cell_contents
-    yield ".__defaults__", function.__defaults__
-    yield ".__kwdefaults__", function.__kwdefaults__
+            held = cell.cell_contents
+            yield _Part(f".{name}", held, (functools.partial(getattr, cell), "cell_contents", held))
+    for name in ("__defaults__", "__kwdefaults__"):
+        held = getattr(function, name)
+        yield _Part(f".{name}", held, (functools.partial(getattr, function), name, held))
     if _needs_no_look(function.__globals__.get("__name__", "")):
         return
     names = _names(function.__code__)
     for name in names:
         value = function.__globals__.get(name)
         if type(value) is not types.ModuleType:
-            yield f".{name}", value
+            yield _Part(f".{name}", value, (function.__globals__.get, name, value))
         elif not _needs_no_look(value.__name__):
             for inner in names:
-                yield f".{name}.{inner}", vars(value).get(inner)
+                held = vars(value).get(inner)
+                yield _Part(f".{name}.{inner}", held, (vars(value).get, inner, held))
 
 
-def _parts_of_object(thing: Any) -> Iterator[tuple[str, Any]]:
+def _parts_of_object(thing: Any) -> Iterator[_Part]:
     if type(thing).__module__ in _LOADERS:
         return
     with contextlib.suppress(AttributeError):
-        for name, part in _seen_at_once(_items, object.__getattribute__(thing, "__dict__")):
-            yield f".{name}", part
+        attributes = object.__getattribute__(thing, "__dict__")
+        for name, part in _seen_at_once(_items, attributes):
+            yield _Part(f".{name}", part, (attributes.__getitem__, name, part))
     for base in type(thing).__mro__:
         for name, part in _seen_at_once(_items, vars(base)):
             if isinstance(part, types.MemberDescriptorType):  # a slot
                 with contextlib.suppress(AttributeError):
-                    yield f".{name}", part.__get__(thing)
+                    held = part.__get__(thing)
+                    yield _Part(f".{name}", held, (part.__get__, thing, held))
             elif not _needs_no_look(base.__module__):
-                yield f".{name}", _function_of(part)
+                yield _Part(f".{name}", _function_of(part), (vars(base).__getitem__, name, part))
 
 
 def _function_of(part: Any) -> Any:

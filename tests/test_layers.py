@@ -15,9 +15,9 @@ BACKENDS = ROOT / "backends"
 
 LAYERS = [
     {"errors", "messages", "protocols", "worker_info"},
-    {"tree", "arguments", "saved", "seeding", "ranks", "reach", "cores", "locks", "words", "typed"},
+    {"tree", "arguments", "memory", "saved", "seeding", "ranks", "reach", "cores", "locks", "words", "typed"},
     {"datasets", "streams", "samplers", "collate", "ragged", "transport"},
-    {"fetch", "window", "state", "plan", "foreign", "global_rng", "stats", "plugins", "auto", "tolerance", "journal"},
+    {"fetch", "window", "state", "plan", "foreign", "generators", "stats", "plugins", "auto", "tolerance", "journal"},
     {"pools"},
     {"options", "loop", "epochs"},
     {"loader"},

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from agnoload.errors import CALLED, add_note
 from agnoload.locks import free_in_forks
-from agnoload.seeding import NUMPYS_OWN, PYTHONS_OWN
+from agnoload.memory import NUMPYS_OWN, PYTHONS_OWN
 from agnoload.transport import spawning
 from agnoload.transport.mapped import MappedFiles
 

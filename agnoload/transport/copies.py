@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from agnoload.errors import DatasetNotPicklable, one_line
-from agnoload.seeding import NUMPYS_OWN, PYTHONS_OWN
+from agnoload.memory import NUMPYS_OWN, PYTHONS_OWN
 from agnoload.transport.payload import find_culprit
 
 _SHARED = (type, types.FunctionType, types.ModuleType, np.ndarray, threading.local)

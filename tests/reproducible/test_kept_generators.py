@@ -6,21 +6,22 @@ import dis
 import functools
 import random
 import sys
+import types
 import warnings
 from functools import partial
 from itertools import chain
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import agnoload
-from agnoload import AgnoloadWarning, DataLoader, global_rng, seeding
+from agnoload import AgnoloadWarning, DataLoader, generators, memory, seeding
 from agnoload.fetch import Fetcher
 from agnoload.foreign import ForeignPlan
-from agnoload.global_rng import find_generators
+from agnoload.generators import LOOKS, PythonGenerator, find_generators, settable
+from agnoload.memory import Twister
 from agnoload.reach import LIMIT, LONG, within_reach
+from agnoload.seeding import Purpose, Rewinder
 
 
 def draw(generator):
@@ -122,7 +123,8 @@ def test_two_generators_over_one_bit_generator_are_one():
 
 
 @pytest.mark.parametrize("first", [np.random.RandomState, np.random.Generator])
-def test_a_second_randomstate_over_one_bit_generator_holds_back_a_normal_of_its_own(first):
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_second_randomstate_over_one_bit_generator_holds_back_a_normal_of_its_own(first, plain, monkeypatch):
     class Two(Keeps):
         def __init__(self):
             super().__init__(first(np.random.MT19937(1)))
@@ -131,6 +133,8 @@ def test_a_second_randomstate_over_one_bit_generator_holds_back_a_normal_of_its_
         def __getitem__(self, index):
             return self.other.standard_normal()
 
+    if plain:
+        monkeypatch.setattr("agnoload.generators.normal_of", lambda _: None)
     used = Two()
     used.other.standard_normal()
     before = repr(used.other.get_state(legacy=False))
@@ -330,7 +334,7 @@ def test_one_that_is_made_on_the_way_is_told_once_and_set_from_then_on(workers):
 
     (text,) = told(Lazy(), num_workers=workers)
     assert "dataset.rng" in text
-    assert "was made while batches were loaded" in text
+    assert "was made while a batch was loaded" in text
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         drawn = draws(Lazy(), num_workers=workers)
@@ -355,27 +359,73 @@ def test_one_that_threads_share_is_told_once():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [0, 2])
-def test_one_that_takes_anothers_place_is_told_once(workers):
+def test_one_that_takes_anothers_place_is_told_once_and_set_from_then_on():
     class Changes(Keeps):
+        def __init__(self, inner):
+            super().__init__(Jitter(np.random.default_rng(0)) if inner else np.random.default_rng(0))
+
         def __getitem__(self, index):
             if index == 4:
-                self.rng = np.random.default_rng(9)
-            return draw(self.rng)
+                fresh = np.random.default_rng(9)
+                self.rng = Jitter(fresh) if isinstance(self.rng, Jitter) else fresh
+            return self.rng(index) if isinstance(self.rng, Jitter) else draw(self.rng)
 
-    (text,) = told(Changes(np.random.default_rng(0), length=96), epochs=1, num_workers=workers, shuffle=False)
-    assert "dataset.rng" in text
-    assert "was made while batches were loaded" in text
+    for inner in (False, True):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            wanted = [batch.item() for batch in DataLoader(Changes(inner), 1, seed=3)]
+        (text,) = [str(each.message) for each in caught]
+        assert "dataset.rng" in text
+        assert "was made while a batch was loaded" in text
+        for workers in (2, 3):
+            with pytest.warns(AgnoloadWarning, match="was made while"):
+                assert [batch.item() for batch in DataLoader(Changes(inner), 1, seed=3, num_workers=workers)] == wanted
 
 
-def test_one_that_is_made_anew_for_each_sample_is_told_once():
+def test_one_that_is_made_anew_for_each_sample_is_not_looked_for_each_time(monkeypatch):
     class Anew(Keeps):
         def __getitem__(self, index):
             self.rng = np.random.default_rng(index)
             return draw(self.rng)
 
+    looks = []
+    monkeypatch.setattr("agnoload.generators.find_generators", lambda roots: looks.append(1) or find_generators(roots))
     (text,) = told(Anew(None, length=400))
     assert "was made while" in text
+    assert len(looks) == 3 * (1 + LOOKS)  # anew for each epoch
+
+
+PLACED = {
+    "an attribute": Jitter,
+    "a slot": Slotted,
+    "a closure": closure,
+    "a default value": default,
+    "a list": lambda rng: [rng],
+    "a dict": lambda rng: {"rng": rng},
+    "a class": on_the_class,
+}
+
+
+def put(holder, rng):
+    if isinstance(holder, (list, dict)):
+        holder[0 if isinstance(holder, list) else "rng"] = rng
+    elif isinstance(holder, (Jitter, Slotted)):
+        holder.rng = rng
+    elif not isinstance(holder, types.FunctionType):
+        type(holder).rng = rng
+    elif holder.__closure__:
+        holder.__closure__[0].cell_contents = rng
+    else:
+        holder.__defaults__ = (rng,)
+
+
+@pytest.mark.parametrize("place", PLACED)
+def test_one_knows_that_another_took_its_place(place):
+    holder = PLACED[place](np.random.default_rng(3))
+    (found,) = find_generators({"it": holder})
+    assert not found.replaced()
+    put(holder, np.random.default_rng(3))
+    assert found.replaced()
 
 
 UNFINISHED = {
@@ -458,11 +508,12 @@ class Sampler:
 
 def interrupted(step, run):
     """Run with an interrupt at a step of what puts generators into a state and back; whether it came to that step."""
+    files = {generators.__file__, memory.__file__}
     around = {Fetcher.__call__.__code__, ForeignPlan._pull.__code__}
 
     def trace(frame, event, argument):
         nonlocal step
-        if frame.f_code.co_filename != global_rng.__file__ and frame.f_code not in around:
+        if frame.f_code.co_filename not in files and frame.f_code not in around:
             return None
         nothing = frame.f_code.co_code[frame.f_lasti] == dis.opmap["NOP"]  # there no signal is dealt with
         step -= event in ("call", "line") and not nothing
@@ -550,6 +601,19 @@ def test_a_look_ends_where_objects_do_not():
     assert sum(1 for _ in within_reach({"it": first})) == LIMIT
 
 
+def test_a_twister_finds_the_memory_of_pythons_generators():
+    generator, other = random.Random(1), random.Random(2)
+    setter = PythonGenerator(generator)
+    assert isinstance(setter._twister, Twister)
+    state = other.getstate()
+    other_setter = PythonGenerator(other)
+    setter.restore(other_setter.save())
+    assert generator.getstate() == state
+    setter.seed(np.random.Philox(7))
+    other_setter.seed(np.random.Philox(7))
+    assert generator.getstate() == other.getstate() != state
+
+
 def half_used(generator):
     """One normal number is drawn; where they come in pairs, another one is held back."""
     normal_of(generator)()
@@ -560,22 +624,56 @@ def normal_of(generator):
     return partial(generator.gauss, 0.0, 1.0) if isinstance(generator, random.Random) else generator.standard_normal
 
 
-@given(kind=st.sampled_from(list(KINDS)), used=st.integers(0, 700), drawn=st.integers(0, 700), key=st.integers(0, 99))
-def test_one_draws_what_its_key_says_and_then_what_it_would_have_drawn(kind, used, drawn, key):
-    def normals(generator, count):
-        return [normal_of(generator)() for _ in range(count)]
+FOUND = {
+    "Random": lambda: random.Random(1),
+    "Random, half used": lambda: half_used(random.Random(1)),
+    "RandomState": lambda: np.random.RandomState(1),
+    "RandomState, half used": lambda: half_used(np.random.RandomState(1)),
+    "RandomState over PCG64": lambda: half_used(np.random.RandomState(np.random.PCG64(1))),
+}
 
-    generator, untouched = KINDS[kind](), KINDS[kind]()
-    normals(generator, used)
-    normals(untouched, used)
-    (found,) = find_generators({"dataset": [generator]})
-    put_back = found.save()
-    found.seed(np.random.Philox(key))
-    between, wanted = found.save(), normals(generator, drawn)
-    between()
-    assert normals(generator, drawn) == wanted
-    (other,) = find_generators({"dataset": [fresh := KINDS[kind]()]})
-    other.seed(np.random.Philox(key))
-    assert normals(fresh, drawn) == wanted
-    put_back()
-    assert normals(generator, 3) == normals(untouched, 3)
+
+def story(generator):
+    """What a generator draws after it has been set, and after it has been put back."""
+    setter, normal = settable(generator).made, normal_of(generator)
+    before = setter.save()
+    setter.seed(np.random.Philox(7))
+    drawn = [normal() for _ in range(3)]
+    between = setter.save()  # one is held back here
+    drawn += [normal() for _ in range(700)]
+    setter.restore(between)
+    assert [normal() for _ in range(700)] == drawn[3:]
+    setter.restore(before)
+    return drawn, [normal() for _ in range(700)]
+
+
+@pytest.mark.parametrize("kind", FOUND)
+def test_without_a_view_of_memory_all_is_the_same(kind, monkeypatch):
+    drawn, after = story(FOUND[kind]())
+    normal = normal_of(FOUND[kind]())
+    assert after == [normal() for _ in range(700)]
+    monkeypatch.setattr("agnoload.generators.normal_of", lambda _: None)
+    monkeypatch.setattr("agnoload.generators.twister_of_python", lambda _: None)
+    assert story(FOUND[kind]()) == (drawn, after)
+
+
+def test_without_a_view_of_memory_a_key_gives_the_same(monkeypatch):
+    keys = [(seed, epoch, Purpose.SAMPLE, 2**40 + epoch, 3) for seed in (0, 1, 2**100) for epoch in (0, 2**63 - 1)]
+
+    def numbers(rewinder):
+        found = []
+        for key in keys:
+            rng = rewinder.rewind(*key)
+            found += [rng.random(dtype=np.float32), *rng.integers(1 << 62, size=5).tolist(), rng.random()]
+            rng = rewinder.rewind(*key, start=7)
+            found += [rng.integers(1 << 20, dtype=np.uint32), rng.standard_normal()]  # half a number is left over
+        return found
+
+    quick = Rewinder()
+    assert quick._memory is not None
+    monkeypatch.setattr("agnoload.memory.sys.implementation", type("Other", (), {"name": "other"}))
+    plain = Rewinder()
+    assert plain._memory is None
+    assert numbers(plain) == numbers(quick) == numbers(plain)
+    seed, epoch, purpose, position, rank = keys[3]
+    assert seeding.generator(seed, epoch, purpose, position, rank).random(dtype=np.float32) == numbers(quick)[3 * 9]
