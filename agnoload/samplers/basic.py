@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Sized
+from collections.abc import Callable, Sequence, Sized
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,8 @@ import numpy as np
 from agnoload.arguments import flag, positive, sized
 from agnoload.errors import OptionError
 from agnoload.protocols import IndexArray
-from agnoload.samplers.order import Order, PickedOrder, RangeOrder
-from agnoload.samplers.permutation import ShuffledOrder
+from agnoload.samplers.order import Order, in_chunks, in_sequence
+from agnoload.samplers.permutation import shuffled
 from agnoload.samplers.sampler import Fixed, SeededSampler, digest, vector
 from agnoload.seeding import Purpose, Rewinder
 from agnoload.words import number_of
@@ -35,7 +36,7 @@ class SequentialSampler(SeededSampler[int]):
         return len(self.data_source)
 
     def order(self, seed: int, epoch: int) -> Order:
-        return RangeOrder(len(self))
+        return in_sequence(len(self))
 
     def __repr__(self) -> str:
         return f"SequentialSampler({len(self)})"
@@ -89,8 +90,8 @@ class RandomSampler(SeededSampler[int]):
         self._check()  # its length may have changed
         n, wanted = len(self.data_source), self.num_samples
         if self.replacement:
-            return UniformOrder(n, wanted, seed, epoch)
-        return ShuffledOrder(n, seed, epoch) if 0 < wanted == n else ShufflesOrder(n, wanted, seed, epoch)
+            return uniform(n, wanted, seed, epoch)
+        return shuffled(n, seed, epoch) if 0 < wanted == n else shuffles(n, wanted, seed, epoch)
 
     def identity(self) -> str:
         return f"RandomSampler({len(self.data_source)}, {self.num_samples}, {self.replacement})"
@@ -128,7 +129,8 @@ class SubsetRandomSampler(SeededSampler[int]):
         return len(self.indices)
 
     def order(self, seed: int, epoch: int) -> Order:
-        return PickedOrder(self._indices, ShuffledOrder(len(self), seed, epoch))
+        indices, places = self._indices, shuffled(len(self), seed, epoch)
+        return Order(len(places), lambda start, stop, step: indices[places.indices(start, stop, step)])
 
     def identity(self) -> str:
         return f"SubsetRandomSampler({len(self)}, {digest(self.indices)})"
@@ -147,62 +149,26 @@ def integer_indices(indices: Sequence[int] | Any) -> IndexArray:
     return array.astype(np.int64)
 
 
-class ShufflesOrder(Order):
+def shuffles(n: int, wanted: int, seed: int, epoch: int) -> Order:
     """Shuffles of n items one after the other, cut off after `wanted`; a shuffle's number is its key's position."""
 
-    def __init__(self, n: int, wanted: int, seed: int, epoch: int) -> None:
-        self.n = n
-        self.wanted = wanted
-        self.key = (seed, epoch)
-        self._number = -1
-        self._shuffle: Order = RangeOrder(0)
+    @lru_cache(1)
+    def shuffle(number: int) -> Order:
+        return shuffled(n, seed, epoch, Purpose.ORDER, number)
 
-    def __len__(self) -> int:
-        return self.wanted
-
-    def take(self, start: int, stop: int, step: int = 1) -> IndexArray:
-        parts = [np.empty(0, np.int64)]
-        while start < stop:
-            number, place = divmod(start, self.n)
-            if number != self._number:
-                self._shuffle = ShuffledOrder(self.n, *self.key, Purpose.ORDER, number)
-                self._number = number
-            parts.append(self._shuffle.take(place, min(self.n, place + stop - start), step))
-            start += len(parts[-1]) * step
-        return np.concatenate(parts)
+    return in_chunks(wanted, n, lambda number, picked: shuffle(number).indices(picked.start, picked.stop, picked.step))
 
 
-class ChunkedOrder(Order):
-    """Draws that are made in chunks, each by a key of its own; subclasses give `draw`."""
-
-    def __init__(self, wanted: int, seed: int, epoch: int) -> None:
-        self.wanted = wanted
-        self.key = (seed, epoch)
-        self._rewinder = Rewinder()
-
-    def __len__(self) -> int:
-        return self.wanted
-
-    def draw(self, rng: np.random.Generator, picked: slice) -> IndexArray:
-        """Draw a whole chunk of `DRAWS`, and give the indices of those that are picked."""
-        raise NotImplementedError
-
-    def take(self, start: int, stop: int, step: int = 1) -> IndexArray:
-        parts = [np.empty(0, np.int64)]
-        while start < stop:
-            chunk, place = divmod(start, DRAWS)
-            rng = self._rewinder.rewind(*self.key, Purpose.ORDER, chunk, 0)
-            parts.append(self.draw(rng, slice(place, min(DRAWS, place + stop - start), step)))
-            start += len(parts[-1]) * step
-        return np.concatenate(parts)
+def draws(wanted: int, seed: int, epoch: int, draw: Callable[[np.random.Generator, slice], IndexArray]) -> Order:
+    """Independent draws; `draw(rng, picked)` makes a whole chunk of `DRAWS` and gives those that the slice picks."""
+    rewinder = Rewinder()
+    return in_chunks(
+        wanted,
+        DRAWS,
+        lambda number, picked: draw(rewinder.rewind(seed, epoch, Purpose.ORDER, number, 0), picked),
+    )
 
 
-class UniformOrder(ChunkedOrder):
+def uniform(n: int, wanted: int, seed: int, epoch: int) -> Order:
     """Independent uniform draws from 0, 1, ... n - 1."""
-
-    def __init__(self, n: int, wanted: int, seed: int, epoch: int) -> None:
-        super().__init__(wanted, seed, epoch)
-        self.n = n
-
-    def draw(self, rng: np.random.Generator, picked: slice) -> IndexArray:
-        return rng.integers(self.n, size=DRAWS)[picked]
+    return draws(wanted, seed, epoch, lambda rng, picked: rng.integers(n, size=DRAWS)[picked])

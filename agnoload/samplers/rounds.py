@@ -12,15 +12,15 @@ from math import gcd
 import numpy as np
 
 from agnoload.protocols import IndexArray
-from agnoload.samplers.order import BLOCK, Order, RangeOrder
-from agnoload.samplers.permutation import ShuffledOrder
+from agnoload.samplers.order import BLOCK, Order, in_sequence
+from agnoload.samplers.permutation import shuffled
 from agnoload.seeding import Purpose, Rewinder
 
 ARRAY_BELOW = 1 << 16
 """Part of the saved format: rounds of fewer things are arrays, longer ones keyed bijections."""
 
 
-class Rounds:
+class ShuffledCycles:
     """Round r holds the places `r * n ... (r + 1) * n - 1` of the stream, and is a permutation of 0 ... n - 1.
 
     The stream is taken in groups of `per`. A group that spans two rounds begins in the tail of one and ends in the head
@@ -55,10 +55,10 @@ class Rounds:
         self._key = (seed, epoch, purpose, rank)
         self._rewinder = rewinder
         self._made: dict[int, IndexArray] = {}
-        self._raw: tuple[int, Order] = (-1, RangeOrder(0))
+        self._raw: tuple[int, Order] = (-1, in_sequence(0))
         self._block: tuple[int, int, IndexArray] = (-1, -1, np.empty(0, np.int64))
 
-    def take(self, start: int, stop: int) -> IndexArray:
+    def indices(self, start: int, stop: int) -> IndexArray:
         """The things at the places from `start` to before `stop` of the stream."""
         number, place = divmod(start, self.n)
         if place + stop - start <= self.n:
@@ -100,10 +100,10 @@ class Rounds:
 
     def _head_changed(self, number: int) -> IndexArray:
         head = self._head(number)
-        return np.concatenate((head, self._shuffle(number).take(len(head), self.n)))
+        return np.concatenate((head, self._shuffle(number).indices(len(head), self.n)))
 
     def _long_part(self, number: int, low: int, high: int) -> IndexArray:
-        part = self._shuffle(number).take(low, high)
+        part = self._shuffle(number).indices(low, high)
         if low <= self.per:
             head = self._head(number)[low:high]
             part[: len(head)] = head
@@ -112,7 +112,7 @@ class Rounds:
     def _head(self, number: int) -> IndexArray:
         """The beginning of a long round, as far as it may differ from the plain shuffle."""
         before = self._tail(number - 1, self.per) if number else None
-        raw = self._shuffle(number).take(0, min(self.n, self.per + 1))
+        raw = self._shuffle(number).indices(0, min(self.n, self.per + 1))
         if before is None:
             return raw
         used = number * self.n % self.per
@@ -120,13 +120,13 @@ class Rounds:
 
     def _changed(self, number: int) -> IndexArray:
         """A short round; those of its cycle that it depends on have been made."""
-        made = self._shuffle(number).take(0, self.n)
+        made = self._shuffle(number).indices(0, self.n)
         if number % self.cycle:
             opened, used = self._opened(number)
             room = min(self.n, self.per - number * self.n % self.per)
             made = _avoiding(made, self._tail(opened, used), self._tail(number - 1, 1)[0], room)
         ends = self.n > 2 and (number + 1) % self.cycle == 0
-        if ends and made[-1] == self._shuffle(number + 1).take(0, 1)[0]:
+        if ends and made[-1] == self._shuffle(number + 1).indices(0, 1)[0]:
             made = made.copy()
             made[-2:] = made[:-3:-1].copy()
         return made
@@ -140,16 +140,16 @@ class Rounds:
     def _tail(self, number: int, size: int) -> IndexArray:
         if number in self._made:
             return self._made[number][self.n - size :]
-        return self._shuffle(number).take(self.n - size, self.n)
+        return self._shuffle(number).indices(self.n - size, self.n)
 
     def _shuffle(self, number: int) -> Order:
         """The plain shuffle that a round is made from."""
         if self._raw[0] != number:
             below = ARRAY_BELOW if self.long else self.n + 1
-            shuffle: Order = RangeOrder(self.n)
+            shuffle: Order = in_sequence(self.n)
             if number or not self.first_in_order:
                 seed, epoch, purpose, rank = self._key
-                shuffle = ShuffledOrder(
+                shuffle = shuffled(
                     self.n, seed, epoch, purpose, number, rank, array_below=below, rewinder=self._rewinder
                 )
             self._raw = (number, shuffle)
