@@ -28,9 +28,9 @@ def floors(wanted: npt.NDArray[np.float64]) -> IndexArray:
 def class_counts(shares: npt.NDArray[np.float64], batch_size: int, min_per_class: int = 0) -> IndexArray:
     """How many of each class a batch of `batch_size` holds, by largest remainder, at least `min_per_class` of each.
 
-    Floors first, then one more for the largest remainders, ties to the first class. If a class then lacks some, they
-    are taken one by one from the class that is most above its share, ties from the last; a minimum that does not fit
-    into the batch is lowered to what does.
+    Floors first, then one more for the largest remainders, ties to the first class. If a class is then below the
+    minimum, it takes places one by one from the class that is most above its share, ties from the last. A minimum that
+    does not fit into the batch is lowered until it does.
 
     >>> class_counts(np.array([0.6, 0.3, 0.1]), 8).tolist()
     [5, 2, 1]
@@ -56,7 +56,7 @@ def class_counts(shares: npt.NDArray[np.float64], batch_size: int, min_per_class
 
 
 def exact_shares(weights: list[int], size: int, owed: list[int]) -> tuple[list[int], list[int]]:
-    """How many of a batch's samples come from each source, by largest remainder, and what is owed to each after it.
+    """How many of a batch's samples come from each source, by largest remainder, and what each is owed after it.
 
     What is owed is counted in samples times the sum of the weights, so that nothing is ever rounded away.
 

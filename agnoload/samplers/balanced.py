@@ -1,4 +1,4 @@
-"""Batches whose classes are balanced, made from an array of labels; no sample is ever read.
+"""Batches whose classes are balanced, made from an array of labels without reading a sample.
 
 Wherever a class has a target share, it is `w_k = alpha / C + (1 - alpha) * n_k / N`: from the shares of the data at
 `alpha` 0 to equal ones at 1, for C classes with n_k of N items each.
@@ -43,10 +43,10 @@ class BalancedBatchSampler(SeededSampler[list[int]]):
     """Batches of `batch_size` in which class k has its target share, see `class_shares`; shuffled within the batch.
 
     `labels` is one label (a number or a string) for each item. `kind="fixed"`: every batch has the same counts, by
-    `class_counts`; within a class no sample comes twice before all came, then follows a fresh shuffle. Where there are
-    more classes than `batch_size`, the floors of the shares are fixed and the rest rotates over the classes in
-    proportion; a batch then takes time in proportion to the number of classes, some 10 milliseconds for a million.
-    `kind="random"`: every sample is drawn by itself, first the class by its share, then one of its items, with
+    `class_counts`; within a class no sample repeats before all have come, then a fresh shuffle follows. With more
+    classes than `batch_size`, the floors of the shares are fixed and the rest rotates over the classes in proportion;
+    a batch then takes time in proportion to the number of classes, some 10 milliseconds for a million.
+    `kind="random"`: each sample is drawn independently, first the class by its share, then one of its items, with
     replacement. An epoch has `num_batches`, by default as many as hold all items once.
 
     >>> labels = [0] * 60 + [1] * 30 + [2] * 10
@@ -112,9 +112,9 @@ class BalancedBatchSampler(SeededSampler[list[int]]):
 class ClassUniformBatchSampler(SeededSampler[list[int]]):
     """P x K: each batch holds `samples_per_class` samples of each of `classes_per_batch` classes, class after class.
 
-    Classes are visited in rounds, each in a fresh random order, so the visits of any two differ by at most one; each
-    class's samples are taken in such rounds as well, so none comes twice before its class is used up, nor twice in a
-    row. A class with fewer than `samples_per_class` repeats them within the batch; no other ever does. An epoch has
+    Classes are visited in cycles, each in a fresh random order, so the visits of any two differ by at most one. Each
+    class's samples are taken in such cycles as well: none repeats before its class is used up, nor twice in a row. A
+    class with fewer than `samples_per_class` repeats them within the batch; no other ever does. An epoch has
     `num_batches`, by default as many as hold all items once.
 
     >>> labels = [0] * 10 + [1] * 2 + [2] * 7 + [3] * 4
@@ -177,8 +177,8 @@ class CyclicClassBatchSampler(ClassUniformBatchSampler):
     """Each batch holds equal counts of `classes_per_batch` classes; the groups of classes take turns.
 
     The first turn of an epoch goes through the classes in their order: of 6 classes, 3 in a batch of 15, the counts
-    are 5, 5, 5, 0, 0, 0, then 0, 0, 0, 5, 5, 5. Then the classes are grouped afresh, at random, turn after turn. A turn
-    that does not come out even is completed from the next. Samples are taken as in `ClassUniformBatchSampler`.
+    are 5, 5, 5, 0, 0, 0, then 0, 0, 0, 5, 5, 5. Each later turn groups the classes at random. A turn that does not
+    fill its last batch is completed from the next. Samples are taken as in `ClassUniformBatchSampler`.
     `batch_size` must be a multiple of `classes_per_batch`.
 
     >>> labels = np.repeat(np.arange(6), 20)
@@ -210,7 +210,7 @@ class CyclicClassBatchSampler(ClassUniformBatchSampler):
 
 
 def _random_batches(sampler: BalancedBatchSampler, seed: int, epoch: int) -> BatchOrder:
-    """Each sample drawn by itself; a batch's number is its key's position."""
+    """Each sample is drawn independently; a batch's number is its key's position."""
     classes, size = sampler.classes, sampler.batch_size
     running = np.cumsum(sampler.shares)
     running[-1] = 1.0  # what rounding lacks belongs to the last class

@@ -1,4 +1,4 @@
-"""In order, in a random order, in a random order of some: the samplers that know only how many samples there are."""
+"""The samplers that know only how many samples there are: in order, in random order, or a subset in random order."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from agnoload.seeding import Purpose, Rewinder
 from agnoload.words import number_of
 
 DRAWS = 1 << 12
-"""Part of the saved format: draws with replacement are made in chunks of so many, each with a key of its own."""
+"""Part of the saved format: draws with replacement are made in chunks of this size, each with a key of its own."""
 
 
 class SequentialSampler(SeededSampler[int]):
@@ -43,11 +43,11 @@ class SequentialSampler(SeededSampler[int]):
 
 
 class RandomSampler(SeededSampler[int]):
-    """All indices of `data_source` in a random order, another one each epoch.
+    """All indices of `data_source` in a random order, a different one each epoch.
 
-    `num_samples` draws so many instead: without replacement, further shuffles follow one another, so no index comes
-    twice before all came; with `replacement`, each draw is uniform over all. Only `len(data_source)` is used. Below
-    2**20 items the order is an array; from there on it is a keyed bijection that needs no memory, see `permutation.py`.
+    `num_samples` draws that many instead. Without replacement, shuffles follow one another, so no index repeats before
+    all have come; with `replacement`, each draw is uniform over all. Only `len(data_source)` is used. Below 2**20 items
+    the order is an array; from there on it is a keyed bijection that needs no memory, see `permutation.py`.
     `generator` (an int or a generator of NumPy's, Python's or the loader's backend) gives the seed, once.
 
     >>> sampler = RandomSampler(range(5), seed=0)
@@ -102,10 +102,10 @@ class RandomSampler(SeededSampler[int]):
 
 
 class SubsetRandomSampler(SeededSampler[int]):
-    """The given indices, in a random order, another one each epoch.
+    """The given indices, in a random order, a different one each epoch.
 
-    `indices` are integers, in a list, array or tensor, or a boolean mask over the dataset. They can be set, and count
-    from the next epoch on; the array that `indices` gives is read-only.
+    `indices` are integers in a list, array or tensor, or a boolean mask over the dataset. They can be set, with effect
+    from the next epoch on; the array that reading `indices` returns is read-only.
 
     >>> sorted(SubsetRandomSampler([7, 3, 5], seed=0))
     [3, 5, 7]
@@ -117,7 +117,7 @@ class SubsetRandomSampler(SeededSampler[int]):
 
     @property
     def indices(self) -> IndexArray:
-        """The indices that are put in order."""
+        """The indices that are shuffled."""
         return self._indices
 
     @indices.setter
@@ -140,7 +140,7 @@ class SubsetRandomSampler(SeededSampler[int]):
 
 
 def integer_indices(indices: Sequence[int] | Any) -> IndexArray:
-    """Indices or a boolean mask as an int64 array of its own, or `OptionError`."""
+    """A copy of indices or of a boolean mask as an int64 array, or `OptionError`."""
     array = vector("indices", indices)
     if array.dtype == bool:
         return np.flatnonzero(array)

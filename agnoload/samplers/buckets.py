@@ -29,12 +29,13 @@ class BucketBatchSampler(SeededSampler[list[int]]):
     1). Items are sorted into buckets of similar length, shuffled within their bucket, and batches are cut one after the
     other from the shortest bucket to the longest; then the batches are shuffled. Each item is counted as long as the
     longest of its bucket, so that the number of batches is the same in each epoch. `buckets` is None (lengths that
-    differ by an eighth at most), a number (so many of about the same count) or a rising list of the longest length of
-    each. `shuffle=False` gives the same without chance: items sorted by length, each length a bucket, cut in that
-    order; `largest_first` moves the batch that costs most to the front, so that memory runs out at once or never.
+    differ by an eighth at most), a number (that many buckets of about the same count) or a rising list of the longest
+    length of each. `shuffle=False` makes no random choice: items are sorted by length, each length is a bucket, and
+    batches are cut in that order. `largest_first` moves the most expensive batch to the front, so that memory runs out
+    at once or never.
 
     An item longer than `max_tokens` is refused; `oversized="alone"` gives it a batch of its own. `drop_last` leaves
-    out `len(lengths) % batch_size` items, others in each epoch; it cannot be combined with `max_tokens`.
+    out `len(lengths) % batch_size` items, different ones in each epoch; it cannot be combined with `max_tokens`.
 
     >>> sampler = BucketBatchSampler([2, 3, 3, 4, 6, 6, 9], max_tokens=12, shuffle=False)
     >>> list(sampler)
@@ -121,7 +122,7 @@ class BucketBatchSampler(SeededSampler[list[int]]):
         length, worst = self.groups.names[first], self.groups.members[self.groups.offsets[first]]
         raise OptionError(
             f"lengths must be at most max_tokens, got length {length} at index {worst} and max_tokens "
-            f"{self.max_tokens}: raise max_tokens, or say oversized='alone'"
+            f"{self.max_tokens}: raise max_tokens, or pass oversized='alone'"
         )
 
     def _bucket_numbers(self, buckets: int | Sequence[int] | None) -> IndexArray:
@@ -138,7 +139,7 @@ class BucketBatchSampler(SeededSampler[list[int]]):
             if bounds.ndim != 1 or not bounds.size or bounds.dtype.kind not in "iuf" or (np.diff(bounds) <= 0).any():
                 raise OptionError(f"buckets must be a number or a rising list of lengths, got {buckets!r}")
             numbers = np.searchsorted(bounds, lengths, side="left").astype(np.int64)
-        if self.max_tokens is not None:  # what is too long by itself does not share a bucket with what is not
+        if self.max_tokens is not None:  # an item that is too long does not share a bucket with one that is not
             numbers = 2 * numbers + (lengths > self.max_tokens)
         return numbers
 
@@ -163,7 +164,7 @@ def _cut(offsets: IndexArray, longest: IndexArray, batch_size: int | None, max_t
     if max_tokens is not None:
         rooms = np.minimum(rooms, np.maximum(max_tokens // longest, 1))
     borders = [np.zeros(1, np.int64)]
-    held = 0  # by the batch that is open
+    held = 0  # items in the open batch
     for start, stop, room in zip(offsets[:-1].tolist(), offsets[1:].tolist(), rooms.tolist(), strict=True):
         if held >= room:
             borders.append(np.array([start]))

@@ -1,4 +1,4 @@
-"""One rank's share of a dataset or of another sampler's order; what the ranks get together is the order of one."""
+"""One rank's share of a dataset or of another sampler's order; in turns, the shares are the order of one process."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class DistributedSampler(AroundSampler[Any]):
     """The share of one of `num_replicas` processes: every `num_replicas`-th index, from number `rank` on.
 
     `dataset_or_sampler` is a dataset (anything with `len`), shuffled unless `shuffle=False`; or any sampler, whose own
-    order is used as it is, so `shuffle` is then without effect. Of a batch sampler each rank gets every
+    order is used as it is, so `shuffle` then has no effect. Of a batch sampler each rank gets every
     `num_replicas`-th batch, whole. Taken in turns from all ranks, the shares are the order of one process.
 
-    What does not come out even: `tail="pad"` (as torch, the default) repeats from the beginning until it does, see
-    `is_padding`; `"drop"` (or `drop_last=True`) leaves it out on every rank; `"keep"` gives each index exactly once, so
-    that shares differ by at most one. Rank and world size come from the environment, see `agnoload.ranks`, or from the
-    loader's backend, when they are not given. Without a seed it uses the loader's, or else 0, so that ranks agree. The
-    epoch advances by itself.
+    If the indices cannot be split evenly, `tail="pad"` (the default, as in torch) repeats indices from the beginning
+    until they can, see `is_padding`; `"drop"` (or `drop_last=True`) leaves out the remainder on every rank; `"keep"`
+    gives each index exactly once, so shares differ by at most one. Where rank and world size are not given, they come
+    from the environment, see `agnoload.ranks`, or from the loader's backend. Without a seed it uses the loader's, or
+    else 0, so that ranks agree. The epoch advances by itself.
 
     >>> [list(DistributedSampler(range(10), 3, rank, shuffle=False, tail="keep")) for rank in range(3)]
     [[0, 3, 6, 9], [1, 4, 7], [2, 5, 8]]
@@ -85,7 +85,7 @@ class DistributedSampler(AroundSampler[Any]):
 
     @property
     def drop_last(self) -> bool:
-        """Whether what does not come out even is left out."""
+        """Whether items that cannot be split evenly are left out."""
         return self.tail == "drop"
 
     @property
@@ -135,7 +135,7 @@ class DistributedSampler(AroundSampler[Any]):
             self._warned = True
             warnings.warn(
                 f"DistributedSampler has {number_of(items, 'item')} for {self.num_replicas} ranks, so some are "
-                "delivered more than once: tail='keep' delivers each once",
+                "delivered more than once: pass tail='keep' to deliver each once",
                 AgnoloadWarning,
                 stacklevel=4,
             )

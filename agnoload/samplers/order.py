@@ -160,7 +160,7 @@ class BatchOrder:
     end: int
     """The position where the global sequence ends."""
     after: Callable[[int], BatchOrder]
-    """What is left once all is delivered up to a position of the global sequence; `StateError` if that splits a batch."""
+    """What is left once all is delivered up to a position of the global sequence; `StateError` inside a batch."""
     stride: int = 1
     """The distance between the positions of two neighbouring samples of a batch."""
 

@@ -1,4 +1,4 @@
-"""Draws by weight, in float64, for as many weights as fit into memory."""
+"""Draws by weight, in float64, of as many weights as fit into memory."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ class WeightedRandomSampler(SeededSampler[int]):
     """`num_samples` indices drawn in proportion to `weights`; one with weight 0 is never drawn.
 
     With `replacement` each draw is independent: a binary search in the running sum of the weights, which takes 8 bytes
-    a weight beside a copy of the weights. Without, each draw is among what is left ("successive sampling"), by the keys
-    of Efraimidis and Spirakis, "Weighted random sampling with a reservoir", 2006; that takes 16 bytes a weight. All in
-    float64, with no limit on their number. `OptionError` for weights that are negative, not finite or all 0, and for
-    more distinct draws than there are weights above 0.
+    a weight beside a copy of the weights. Without, each draw is among the indices that are left ("successive
+    sampling"), by the keys of Efraimidis and Spirakis, "Weighted random sampling with a reservoir", 2006; that takes 16
+    bytes a weight. All in float64, with no limit on their number. `OptionError` for weights that are negative, not
+    finite or all 0, and for more distinct draws than there are weights above 0.
 
-    `weights` can be set, to as many others: they count from the next epoch on. The array that it gives is read-only.
+    `weights` can be set, to equally many, with effect from the next epoch on; the array that reading it returns is
+    read-only.
 
     >>> sampler = WeightedRandomSampler([0.0, 1.0, 3.0], 1000, seed=0)
     >>> drawn = list(sampler)

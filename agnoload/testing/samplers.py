@@ -12,9 +12,9 @@ from agnoload.words import number_of
 _SEEDS = (0, 7)
 _EPOCHS = (0, 1, 5)
 _PLACES = 40
-"""At so many places of an epoch, evenly spaced, a sampler is stopped and resumed."""
+"""The number of places in an epoch, evenly spaced, where a sampler is stopped and resumed."""
 _SPAN = 200
-"""So many items are compared at the beginning and at the end of what is left."""
+"""The number of items that are compared at the beginning and at the end of what is left."""
 
 
 def check_sampler(make_sampler: Callable[[], Any]) -> None:
@@ -144,7 +144,7 @@ def _check_order(make_sampler: Callable[[], Any], seed: int, epoch: int) -> None
 
 
 def _check_resplit(make_sampler: Callable[[], Any]) -> None:
-    """Stop on three ranks, go on with two."""
+    """Stop on three ranks, resume on two."""
     seed, epoch = _SEEDS[1], _EPOCHS[1]
     whole = _items(_order(make_sampler(), seed, epoch))
     for turns in sorted({0, 1, len(whole) // 6, len(whole) // 3}):

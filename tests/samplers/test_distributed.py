@@ -18,12 +18,14 @@ from agnoload.samplers import (
     DistributedSampler,
     RandomSampler,
     Sampler,
+    SequentialSampler,
     WeightedRandomSampler,
     batched,
     effective_seed,
     has_random_access,
 )
 from agnoload.samplers.distributed import deal
+from agnoload.samplers.order import every
 
 
 @pytest.fixture(autouse=True)
@@ -187,6 +189,18 @@ def test_c20_every_sampler_is_what_its_ranks_get_in_turns(make_sampler):
         ranks = shares(world, make_sampler, seed=3, tail="keep")
         assert in_turns(ranks) == whole
         assert max(map(len, ranks)) - min(map(len, ranks)) <= 1
+
+
+def test_the_drawing_that_explains_positions_is_right():
+    one = SequentialSampler(range(10)).order(0, 0)
+    three = [every(one, rank, 3, "keep") for rank in range(3)]
+    assert (three[1].first, three[1].stride, three[1].end, three[1].reached(2)) == (1, 3, 10, 6)
+    assert list(three[1]) == [1, 4, 7]
+    two = [every(one, rank, 2, "keep").after(6) for rank in range(2)]
+    assert [(order.first, order.stride, order.end, list(order)) for order in two] == [
+        (6, 2, 10, [6, 8]),
+        (7, 2, 10, [7, 9]),
+    ]
 
 
 def test_positions_are_those_of_the_global_sequence():
