@@ -19,8 +19,9 @@ import numpy as np
 
 from agnoload.errors import SampleStopped, StateError
 from agnoload.generators import Private
-from agnoload.plan import BLOCK, Cut, Plan, key_of, keys_of
+from agnoload.plan import Cut, Plan, key_of, keys_of
 from agnoload.protocols import Stateful
+from agnoload.samplers.order import BLOCK
 from agnoload.samplers.sampler import SeededSampler
 from agnoload.saved import shown, whole
 from agnoload.state import Place

@@ -44,7 +44,7 @@ from agnoload.pools.threads import ThreadPool
 from agnoload.protocols import Backend, ClosableFetch, Empty, IndexArray, Pool
 from agnoload.ranks import local_world_size, rank_and_world
 from agnoload.samplers.basic import RandomSampler, SequentialSampler
-from agnoload.samplers.sampler import SeededSampler, effective_seed, is_transparent
+from agnoload.samplers.sampler import SeededSampler, effective_seed, has_random_access
 from agnoload.saved import shown
 from agnoload.seeding import Rewinder, SampleContext
 from agnoload.state import Place, capture, restore
@@ -541,7 +541,7 @@ class DataLoader(Generic[SampleT, BatchT]):
                 return RandomSampler(options.dataset) if len(options.dataset) else SequentialSampler(options.dataset)
             return SequentialSampler(options.dataset)
         if isinstance(sampler, SeededSampler):
-            sampler.settle(world)
+            sampler.resolve_ranks(world)
         wanted = getattr(sampler, "data_length", None)
         if wanted is not None and wanted != len(options.dataset):
             raise OptionError(
@@ -555,7 +555,7 @@ class DataLoader(Generic[SampleT, BatchT]):
         options, sampler, order_seed = self._options, self._sampler, place.seeds.order
         if options.stream:
             return self._stream_plan(place)
-        if not is_transparent(sampler):
+        if not has_random_access(sampler):
             batched = options.batch_sampler is not None
             return ForeignPlan(
                 place, self._stranger, options.batch_size, options.drop_last, batched=batched, rank=self._rank
@@ -653,7 +653,7 @@ class DataLoader(Generic[SampleT, BatchT]):
 
     def _warn_if_unsplit(self) -> None:
         """Once a loader: that every rank loads everything, as far as it can be known."""
-        if self._world_size > 1 and is_transparent(self._sampler) and self._stranger.share() is None:
+        if self._world_size > 1 and has_random_access(self._sampler) and self._stranger.share() is None:
             self._say_once(
                 f"this process is rank {self._rank} of {self._world_size}, and nothing splits the dataset over the "
                 "ranks: each loads all samples. Pass sampler=agnoload.DistributedSampler(dataset), or ignore this if "
@@ -688,7 +688,7 @@ class DataLoader(Generic[SampleT, BatchT]):
 
     def _may_replace(self) -> bool:
         on_error = self._options.on_error
-        return (on_error == "replace" or callable(on_error)) and is_transparent(self._sampler)
+        return (on_error == "replace" or callable(on_error)) and has_random_access(self._sampler)
 
     # ------------------------------------------------------------------------------------------------ state
 
@@ -713,7 +713,7 @@ class DataLoader(Generic[SampleT, BatchT]):
         self._epochs.check(place)
         # What comes of a position shows here already; a stranger's sampler is not touched before it is needed.
         restored = None
-        transparent = is_transparent(self._sampler)
+        transparent = has_random_access(self._sampler)
         if self._options.stream:
             self._check_absent("sampler", place.sampler)
             if place.position and place.stream is None:
@@ -741,7 +741,7 @@ class DataLoader(Generic[SampleT, BatchT]):
             facts = {"kind": "map", "length": len(options.dataset), "sampler": self._stranger.identity()}
         if out_of_order:  # it lists batches of one rank
             facts |= {"batch_size": options.batch_size, "rank": self._rank}
-        if out_of_order or not (options.stream or is_transparent(self._sampler)):
+        if out_of_order or not (options.stream or has_random_access(self._sampler)):
             facts["world_size"] = self._world_size
         if options.generator is not None:
             facts["seeds"] = "from a generator"
@@ -1055,4 +1055,4 @@ class _Choose:
         order = self._sampler.order(order_seed, epoch)
         n = len(order)
         places = rng.permutation(n)[:count] if n <= count else rng.integers(n, size=count)
-        return np.concatenate([order.take(place, place + 1) for place in places.tolist()])
+        return np.concatenate([order.indices(place, place + 1) for place in places.tolist()])

@@ -13,12 +13,9 @@ import numpy as np
 
 from agnoload.errors import OptionError, StateError
 from agnoload.messages import Reply
-from agnoload.samplers.order import BatchOrder, Order
+from agnoload.samplers.order import BLOCK, BatchOrder, Order
 from agnoload.state import Place
 from agnoload.streams import Portion, Rest, StreamPlan, StreamRequest
-
-BLOCK = 1 << 13
-"""Indices are asked of an order so many at once."""
 
 
 class Cut(NamedTuple):
@@ -177,7 +174,7 @@ class OrderPlan(Plan):
         first, stride = order.first, order.stride
         reached = position
         for begin in range(0, total, block):
-            indices = order.take(begin, min(begin + block, total))
+            indices = order.indices(begin, min(begin + block, total))
             for low in range(0, len(indices), size):
                 batch: Any = indices[low : low + size]
                 at = begin + low

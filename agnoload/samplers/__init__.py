@@ -1,4 +1,4 @@
-"""Which samples come, in which order: every sampler is a function of `(seed, epoch)` to an order, any place at once."""
+"""Which samples are loaded, in which order: a sampler makes an order, any place at once, from `(seed, epoch)`."""
 
 from agnoload.samplers.balanced import (
     BalancedBatchSampler,
@@ -10,15 +10,14 @@ from agnoload.samplers.basic import RandomSampler, SequentialSampler, SubsetRand
 from agnoload.samplers.batch import BatchSampler
 from agnoload.samplers.buckets import BucketBatchSampler
 from agnoload.samplers.distributed import DistributedSampler
-from agnoload.samplers.order import BatchedOrder, BatchOrder, Order
-from agnoload.samplers.sampler import Sampler, SeededSampler, effective_seed, is_sampler, is_transparent
+from agnoload.samplers.order import BatchOrder, Order, batched
+from agnoload.samplers.sampler import Sampler, SeededSampler, effective_seed, has_random_access, is_sampler
 from agnoload.samplers.weighted import WeightedRandomSampler
 
 __all__ = [
     "BalancedBatchSampler",
     "BatchOrder",
     "BatchSampler",
-    "BatchedOrder",
     "BucketBatchSampler",
     "ClassUniformBatchSampler",
     "CyclicClassBatchSampler",
@@ -30,8 +29,9 @@ __all__ = [
     "SequentialSampler",
     "SubsetRandomSampler",
     "WeightedRandomSampler",
+    "batched",
     "effective_seed",
+    "has_random_access",
     "imbalance_weights",
     "is_sampler",
-    "is_transparent",
 ]

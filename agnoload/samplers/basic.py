@@ -1,8 +1,9 @@
-"""In order, in a random order, in a random order of some: the samplers that know only how many samples there are."""
+"""The samplers that know only how many samples there are: in order, in random order, or a subset in random order."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Sized
+from collections.abc import Callable, Sequence, Sized
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -10,14 +11,14 @@ import numpy as np
 from agnoload.arguments import flag, positive, sized
 from agnoload.errors import OptionError
 from agnoload.protocols import IndexArray
-from agnoload.samplers.order import Order, PickedOrder, RangeOrder
-from agnoload.samplers.permutation import ShuffledOrder
+from agnoload.samplers.order import Order, in_chunks, in_sequence
+from agnoload.samplers.permutation import shuffled
 from agnoload.samplers.sampler import Fixed, SeededSampler, digest, vector
 from agnoload.seeding import Purpose, Rewinder
 from agnoload.words import number_of
 
 DRAWS = 1 << 12
-"""Part of the saved format: draws with replacement are made in chunks of so many, each with a key of its own."""
+"""Part of the saved format: draws with replacement are made in chunks of this size, each with a key of its own."""
 
 
 class SequentialSampler(SeededSampler[int]):
@@ -35,18 +36,18 @@ class SequentialSampler(SeededSampler[int]):
         return len(self.data_source)
 
     def order(self, seed: int, epoch: int) -> Order:
-        return RangeOrder(len(self))
+        return in_sequence(len(self))
 
     def __repr__(self) -> str:
         return f"SequentialSampler({len(self)})"
 
 
 class RandomSampler(SeededSampler[int]):
-    """All indices of `data_source` in a random order, another one each epoch.
+    """All indices of `data_source` in a random order, a different one each epoch.
 
-    `num_samples` draws so many instead: without replacement, further shuffles follow one another, so no index comes
-    twice before all came; with `replacement`, each draw is uniform over all. Only `len(data_source)` is used. Below
-    2**20 items the order is an array; from there on it is a keyed bijection that needs no memory, see `permutation.py`.
+    `num_samples` draws that many instead. Without replacement, shuffles follow one another, so no index repeats before
+    all have come; with `replacement`, each draw is uniform over all. Only `len(data_source)` is used. Below 2**20 items
+    the order is an array; from there on it is a keyed bijection that needs no memory, see `permutation.py`.
     `generator` (an int or a generator of NumPy's, Python's or the loader's backend) gives the seed, once.
 
     >>> sampler = RandomSampler(range(5), seed=0)
@@ -89,8 +90,8 @@ class RandomSampler(SeededSampler[int]):
         self._check()  # its length may have changed
         n, wanted = len(self.data_source), self.num_samples
         if self.replacement:
-            return UniformOrder(n, wanted, seed, epoch)
-        return ShuffledOrder(n, seed, epoch) if 0 < wanted == n else ShufflesOrder(n, wanted, seed, epoch)
+            return uniform(n, wanted, seed, epoch)
+        return shuffled(n, seed, epoch) if 0 < wanted == n else shuffles(n, wanted, seed, epoch)
 
     def identity(self) -> str:
         return f"RandomSampler({len(self.data_source)}, {self.num_samples}, {self.replacement})"
@@ -101,10 +102,10 @@ class RandomSampler(SeededSampler[int]):
 
 
 class SubsetRandomSampler(SeededSampler[int]):
-    """The given indices, in a random order, another one each epoch.
+    """The given indices, in a random order, a different one each epoch.
 
-    `indices` are integers, in a list, array or tensor, or a boolean mask over the dataset. They can be set, and count
-    from the next epoch on; the array that `indices` gives is read-only.
+    `indices` are integers in a list, array or tensor, or a boolean mask over the dataset. They can be set, with effect
+    from the next epoch on; the array that reading `indices` returns is read-only.
 
     >>> sorted(SubsetRandomSampler([7, 3, 5], seed=0))
     [3, 5, 7]
@@ -116,7 +117,7 @@ class SubsetRandomSampler(SeededSampler[int]):
 
     @property
     def indices(self) -> IndexArray:
-        """The indices that are put in order."""
+        """The indices that are shuffled."""
         return self._indices
 
     @indices.setter
@@ -128,7 +129,8 @@ class SubsetRandomSampler(SeededSampler[int]):
         return len(self.indices)
 
     def order(self, seed: int, epoch: int) -> Order:
-        return PickedOrder(self._indices, ShuffledOrder(len(self), seed, epoch))
+        indices, places = self._indices, shuffled(len(self), seed, epoch)
+        return Order(len(places), lambda start, stop, step: indices[places.indices(start, stop, step)])
 
     def identity(self) -> str:
         return f"SubsetRandomSampler({len(self)}, {digest(self.indices)})"
@@ -138,7 +140,7 @@ class SubsetRandomSampler(SeededSampler[int]):
 
 
 def integer_indices(indices: Sequence[int] | Any) -> IndexArray:
-    """Indices or a boolean mask as an int64 array of its own, or `OptionError`."""
+    """A copy of indices or of a boolean mask as an int64 array, or `OptionError`."""
     array = vector("indices", indices)
     if array.dtype == bool:
         return np.flatnonzero(array)
@@ -147,62 +149,26 @@ def integer_indices(indices: Sequence[int] | Any) -> IndexArray:
     return array.astype(np.int64)
 
 
-class ShufflesOrder(Order):
+def shuffles(n: int, wanted: int, seed: int, epoch: int) -> Order:
     """Shuffles of n items one after the other, cut off after `wanted`; a shuffle's number is its key's position."""
 
-    def __init__(self, n: int, wanted: int, seed: int, epoch: int) -> None:
-        self.n = n
-        self.wanted = wanted
-        self.key = (seed, epoch)
-        self._number = -1
-        self._shuffle: Order = RangeOrder(0)
+    @lru_cache(1)
+    def shuffle(number: int) -> Order:
+        return shuffled(n, seed, epoch, Purpose.ORDER, number)
 
-    def __len__(self) -> int:
-        return self.wanted
-
-    def take(self, start: int, stop: int, step: int = 1) -> IndexArray:
-        parts = [np.empty(0, np.int64)]
-        while start < stop:
-            number, place = divmod(start, self.n)
-            if number != self._number:
-                self._shuffle = ShuffledOrder(self.n, *self.key, Purpose.ORDER, number)
-                self._number = number
-            parts.append(self._shuffle.take(place, min(self.n, place + stop - start), step))
-            start += len(parts[-1]) * step
-        return np.concatenate(parts)
+    return in_chunks(wanted, n, lambda number, picked: shuffle(number).indices(picked.start, picked.stop, picked.step))
 
 
-class ChunkedOrder(Order):
-    """Draws that are made in chunks, each by a key of its own; subclasses give `draw`."""
-
-    def __init__(self, wanted: int, seed: int, epoch: int) -> None:
-        self.wanted = wanted
-        self.key = (seed, epoch)
-        self._rewinder = Rewinder()
-
-    def __len__(self) -> int:
-        return self.wanted
-
-    def draw(self, rng: np.random.Generator, picked: slice) -> IndexArray:
-        """Draw a whole chunk of `DRAWS`, and give the indices of those that are picked."""
-        raise NotImplementedError
-
-    def take(self, start: int, stop: int, step: int = 1) -> IndexArray:
-        parts = [np.empty(0, np.int64)]
-        while start < stop:
-            chunk, place = divmod(start, DRAWS)
-            rng = self._rewinder.rewind(*self.key, Purpose.ORDER, chunk, 0)
-            parts.append(self.draw(rng, slice(place, min(DRAWS, place + stop - start), step)))
-            start += len(parts[-1]) * step
-        return np.concatenate(parts)
+def draws(wanted: int, seed: int, epoch: int, draw: Callable[[np.random.Generator, slice], IndexArray]) -> Order:
+    """Independent draws; `draw(rng, picked)` makes a whole chunk of `DRAWS` and gives those that the slice picks."""
+    rewinder = Rewinder()
+    return in_chunks(
+        wanted,
+        DRAWS,
+        lambda number, picked: draw(rewinder.rewind(seed, epoch, Purpose.ORDER, number, 0), picked),
+    )
 
 
-class UniformOrder(ChunkedOrder):
+def uniform(n: int, wanted: int, seed: int, epoch: int) -> Order:
     """Independent uniform draws from 0, 1, ... n - 1."""
-
-    def __init__(self, n: int, wanted: int, seed: int, epoch: int) -> None:
-        super().__init__(wanted, seed, epoch)
-        self.n = n
-
-    def draw(self, rng: np.random.Generator, picked: slice) -> IndexArray:
-        return rng.integers(self.n, size=DRAWS)[picked]
+    return draws(wanted, seed, epoch, lambda rng, picked: rng.integers(n, size=DRAWS)[picked])

@@ -8,15 +8,15 @@ from typing import Any
 
 from agnoload.arguments import flag, positive
 from agnoload.errors import OptionError
-from agnoload.samplers.order import BatchedOrder, BatchOrder
-from agnoload.samplers.sampler import AroundSampler, SeededSampler, is_transparent
+from agnoload.samplers.order import BatchOrder, batched
+from agnoload.samplers.sampler import AroundSampler, has_random_access
 from agnoload.words import brief
 
 
 class BatchSampler(AroundSampler[list[int]]):
-    """What `sampler` yields, in lists of `batch_size`; the last may be shorter, and is left out with `drop_last`.
+    """The keys that `sampler` yields, in lists of `batch_size`; `drop_last` leaves out a last one that is shorter.
 
-    `sampler` is any iterable of keys. Seed, epoch and everything else are its own.
+    `sampler` is any iterable of keys. Its seed and epoch are those of the batches.
 
     >>> list(BatchSampler(range(5), 2, drop_last=False))
     [[0, 1], [2, 3], [4]]
@@ -25,40 +25,24 @@ class BatchSampler(AroundSampler[list[int]]):
     yields_batches = True
 
     def __init__(self, sampler: Iterable[Any], batch_size: int, drop_last: bool) -> None:
-        super().__init__()
         if not hasattr(sampler, "__iter__"):
             raise OptionError(f"sampler must be iterable, got {sampler!r}")
         if getattr(sampler, "yields_batches", False):
             raise OptionError(f"sampler must yield indices, got {sampler!r}, which yields batches already")
-        self.sampler = sampler
+        super().__init__(sampler)
         self.batch_size = positive("batch_size", batch_size)
         self.drop_last = flag("drop_last", drop_last)
-        self.data_length = getattr(sampler, "data_length", None)
         self.is_split = getattr(sampler, "is_split", False)
-        self.default_seed = getattr(sampler, "default_seed", None)
 
     def __len__(self) -> int:
-        items = len(self.sampler)  # an iterable without a length: its own TypeError says so
+        items = len(self.sampler)  # without a length, its own TypeError says so
         return items // self.batch_size if self.drop_last else -(-items // self.batch_size)
 
     def batches(self, seed: int, epoch: int) -> BatchOrder:
-        if not is_transparent(self.sampler):
-            raise OptionError(f"{self!r} cannot be asked for batches by number: iterate it")
-        return BatchedOrder(self.sampler.order(seed, epoch), self.batch_size, self.drop_last)
-
-    def identity(self) -> str:
-        return self.sampler.identity() if isinstance(self.sampler, SeededSampler) else type(self.sampler).__name__
-
-    def settle(self, backend_world: tuple[int, int] | None = None) -> None:
-        if isinstance(self.sampler, SeededSampler):
-            self.sampler.settle(backend_world)
-
-    @property
-    def seed(self) -> int | None:
-        return self.sampler.seed if isinstance(self.sampler, SeededSampler) else None
+        return batched(self._inner().order(seed, epoch), self.batch_size, self.drop_last)
 
     def _walk(self, epoch: int) -> Iterator[list[Any]]:
-        return super()._walk(epoch) if is_transparent(self.sampler) else self._cut(iter(self.sampler))
+        return super()._walk(epoch) if has_random_access(self.sampler) else self._cut(iter(self.sampler))
 
     def _cut(self, keys: Iterator[Any]) -> Iterator[list[Any]]:
         while batch := list(islice(keys, self.batch_size)):

@@ -10,9 +10,9 @@ import numpy as np
 from agnoload.arguments import flag, positive, word
 from agnoload.errors import OptionError
 from agnoload.protocols import IndexArray
-from agnoload.samplers.classes import Groups
-from agnoload.samplers.order import BatchOrder, BatchTail, Order, inside_a_batch
-from agnoload.samplers.permutation import ShuffledOrder
+from agnoload.samplers.classes import ClassIndex
+from agnoload.samplers.order import BatchOrder, Order, indivisible
+from agnoload.samplers.permutation import shuffled
 from agnoload.samplers.rounds import ARRAY_BELOW
 from agnoload.samplers.sampler import Fixed, SeededSampler
 from agnoload.seeding import Purpose, Rewinder
@@ -29,12 +29,13 @@ class BucketBatchSampler(SeededSampler[list[int]]):
     1). Items are sorted into buckets of similar length, shuffled within their bucket, and batches are cut one after the
     other from the shortest bucket to the longest; then the batches are shuffled. Each item is counted as long as the
     longest of its bucket, so that the number of batches is the same in each epoch. `buckets` is None (lengths that
-    differ by an eighth at most), a number (so many of about the same count) or a rising list of the longest length of
-    each. `shuffle=False` gives the same without chance: items sorted by length, each length a bucket, cut in that
-    order; `largest_first` moves the batch that costs most to the front, so that memory runs out at once or never.
+    differ by an eighth at most), a number (that many buckets of about the same count) or a rising list of the longest
+    length of each. `shuffle=False` makes no random choice: items are sorted by length, each length is a bucket, and
+    batches are cut in that order. `largest_first` moves the most expensive batch to the front, so that memory runs out
+    at once or never.
 
     An item longer than `max_tokens` is refused; `oversized="alone"` gives it a batch of its own. `drop_last` leaves
-    out `len(lengths) % batch_size` items, others in each epoch; it cannot be combined with `max_tokens`.
+    out `len(lengths) % batch_size` items, different ones in each epoch; it cannot be combined with `max_tokens`.
 
     >>> sampler = BucketBatchSampler([2, 3, 3, 4, 6, 6, 9], max_tokens=12, shuffle=False)
     >>> list(sampler)
@@ -79,7 +80,7 @@ class BucketBatchSampler(SeededSampler[list[int]]):
         self.drop_last = bool(drop_last)
         self.largest_first = flag("largest_first", largest_first)
         self.lengths = lengths
-        self.groups = Groups("lengths", lengths)
+        self.groups = ClassIndex("lengths", lengths)
         names = self.groups.names
         if names.dtype.kind not in "iu" or names[0] < 0:
             raise OptionError(f"lengths must be integers of at least 0, got {names.dtype}, the least {names[0]}")
@@ -98,11 +99,12 @@ class BucketBatchSampler(SeededSampler[list[int]]):
         return len(self.borders) - 1
 
     def batches(self, seed: int, epoch: int) -> BatchOrder:
-        return BucketOrder(self, seed, epoch)
+        order = _BucketEpoch(self, seed, epoch)
+        return indivisible(len(self), order.batch, lambda number: int(order.borders[number]))
 
     def padding_share(self, epoch: int = 0) -> float:
         """The share of padding in the padded batches of an epoch, from 0 to 1, by this sampler's own seed."""
-        return BucketOrder(self, self.standalone_seed(), epoch).padding_share()
+        return _BucketEpoch(self, self.standalone_seed(), epoch).padding_share()
 
     def identity(self) -> str:
         options = f"{self.batch_size}, {self.max_tokens}, {self.shuffle}, {self.drop_last}, {self.largest_first}"
@@ -120,7 +122,7 @@ class BucketBatchSampler(SeededSampler[list[int]]):
         length, worst = self.groups.names[first], self.groups.members[self.groups.offsets[first]]
         raise OptionError(
             f"lengths must be at most max_tokens, got length {length} at index {worst} and max_tokens "
-            f"{self.max_tokens}: raise max_tokens, or say oversized='alone'"
+            f"{self.max_tokens}: raise max_tokens, or pass oversized='alone'"
         )
 
     def _bucket_numbers(self, buckets: int | Sequence[int] | None) -> IndexArray:
@@ -137,7 +139,7 @@ class BucketBatchSampler(SeededSampler[list[int]]):
             if bounds.ndim != 1 or not bounds.size or bounds.dtype.kind not in "iuf" or (np.diff(bounds) <= 0).any():
                 raise OptionError(f"buckets must be a number or a rising list of lengths, got {buckets!r}")
             numbers = np.searchsorted(bounds, lengths, side="left").astype(np.int64)
-        if self.max_tokens is not None:  # what is too long by itself does not share a bucket with what is not
+        if self.max_tokens is not None:  # an item that is too long does not share a bucket with one that is not
             numbers = 2 * numbers + (lengths > self.max_tokens)
         return numbers
 
@@ -162,7 +164,7 @@ def _cut(offsets: IndexArray, longest: IndexArray, batch_size: int | None, max_t
     if max_tokens is not None:
         rooms = np.minimum(rooms, np.maximum(max_tokens // longest, 1))
     borders = [np.zeros(1, np.int64)]
-    held = 0  # by the batch that is open
+    held = 0  # items in the open batch
     for start, stop, room in zip(offsets[:-1].tolist(), offsets[1:].tolist(), rooms.tolist(), strict=True):
         if held >= room:
             borders.append(np.array([start]))
@@ -175,79 +177,67 @@ def _cut(offsets: IndexArray, longest: IndexArray, batch_size: int | None, max_t
     return np.concatenate(borders)
 
 
-class BucketOrder(BatchOrder):
-    """The batches of an epoch: those of the cut, shuffled, with every bucket's items shuffled."""
+class _BucketEpoch:
+    """The batches of an epoch: those of the cut, shuffled, with every bucket's items shuffled.
+
+    `borders[k]` is the position where batch k begins.
+    """
 
     def __init__(self, sampler: BucketBatchSampler, seed: int, epoch: int) -> None:
-        self.sampler = sampler
-        self.key = (seed, epoch)
-        self.rewinder = Rewinder()
-        self.numbers = np.arange(len(sampler))
-        self.hole = len(sampler)
-        if sampler.shuffle and len(sampler):
-            self.numbers = ShuffledOrder(len(sampler), seed, epoch).take(0, len(sampler))
-            if sampler.left_out:
-                self.hole = int(self.rewinder.rewind(seed, epoch, Purpose.ORDER, 0, 1).integers(len(sampler) + 1))
-        if sampler.largest_first and len(sampler):
-            largest = int(np.argmax(sampler.costs()))
-            self.numbers[self.numbers == largest] = self.numbers[0]
-            self.numbers[0] = largest
-        self.ends = np.concatenate((np.zeros(1, np.int64), np.cumsum(np.diff(sampler.borders)[self.numbers])))
+        self._sampler = sampler
+        self._key = (seed, epoch)
+        self._rewinder = Rewinder()
         self._buckets: dict[int, Order] = {}
-
-    def __len__(self) -> int:
-        return len(self.numbers)
+        n = len(sampler)
+        self._cuts = np.arange(n)
+        self._hole = n  # the items that `drop_last` leaves out stand before this batch of the cut
+        if sampler.shuffle and n:
+            self._cuts = shuffled(n, seed, epoch).indices(0, n)
+            if sampler.left_out:
+                self._hole = int(self._rewinder.rewind(seed, epoch, Purpose.ORDER, 0, 1).integers(n + 1))
+        if sampler.largest_first and n:
+            largest = int(np.argmax(sampler.costs()))
+            self._cuts[self._cuts == largest] = self._cuts[0]
+            self._cuts[0] = largest
+        self.borders = np.concatenate((np.zeros(1, np.int64), np.cumsum(np.diff(sampler.borders)[self._cuts])))
 
     def batch(self, number: int) -> IndexArray:
-        cut = int(self.numbers[number])
-        start, stop = self.sampler.borders[cut : cut + 2].tolist()
-        shift = self.sampler.left_out if cut >= self.hole else 0
-        return self.sampler.groups.members[self._places(start + shift, stop + shift)]
-
-    def position(self, number: int) -> int:
-        return int(self.ends[number])
-
-    def reached(self, number: int) -> int:
-        return int(self.ends[number])
-
-    def after(self, position: int) -> BatchOrder:
-        number = int(np.searchsorted(self.ends, position))
-        if number < len(self.ends) and self.ends[number] != position:
-            raise inside_a_batch(position, int(self.ends[number - 1]), int(self.ends[number]))
-        return BatchTail(self, number)
+        """The indices of a batch."""
+        cut = int(self._cuts[number])
+        start, stop = self._sampler.borders[cut : cut + 2].tolist()
+        shift = self._sampler.left_out if cut >= self._hole else 0
+        return self._sampler.groups.members[self._places(start + shift, stop + shift)]
 
     def padding_share(self) -> float:
         """The share of padding in the padded batches."""
-        groups, borders, left_out = self.sampler.groups, self.sampler.borders, self.sampler.left_out
-        if not len(self):
+        groups, borders, left_out = self._sampler.groups, self._sampler.borders, self._sampler.left_out
+        if not len(self._cuts):
             return 0.0
         places = self._places(0, groups.total)
-        hole = int(borders[self.hole])
+        hole = int(borders[self._hole])
         places = np.delete(places, slice(hole, hole + left_out))
         lengths = groups.names.astype(np.int64)[np.searchsorted(groups.offsets, places, side="right") - 1]
         padded = int((np.maximum.reduceat(lengths, borders[:-1]) * np.diff(borders)).sum())
         return 1 - int(lengths.sum()) / padded if padded else 0.0
 
     def _places(self, start: int, stop: int) -> IndexArray:
-        """Where, among the items sorted by length, those stand that come from `start` to before `stop`."""
-        if not self.sampler.shuffle:
+        """Where, among the items sorted by length, those are that the shuffled buckets hold from `start` to `stop`."""
+        if not self._sampler.shuffle:
             return np.arange(start, stop)
-        offsets = self.sampler.offsets
+        offsets = self._sampler.offsets
         parts = []
         bucket = int(np.searchsorted(offsets, start, side="right")) - 1
         while start < stop:
             low, high = offsets[bucket : bucket + 2].tolist()
-            shuffled = self._buckets.get(bucket)
-            if shuffled is None:
-                shuffled = self._buckets[bucket] = ShuffledOrder(
-                    high - low,
-                    *self.key,
-                    Purpose.WITHIN_CLASS,
-                    0,
-                    bucket,
-                    array_below=ARRAY_BELOW,
-                    rewinder=self.rewinder,
-                )
-            parts.append(shuffled.take(start - low, min(high, stop) - low) + low)
+            parts.append(self._bucket(bucket, high - low).indices(start - low, min(high, stop) - low) + low)
             start, bucket = min(high, stop), bucket + 1
         return np.concatenate(parts)
+
+    def _bucket(self, number: int, items: int) -> Order:
+        """The shuffle of a bucket."""
+        if number not in self._buckets:
+            seed, epoch = self._key
+            self._buckets[number] = shuffled(
+                items, seed, epoch, Purpose.WITHIN_CLASS, 0, number, array_below=ARRAY_BELOW, rewinder=self._rewinder
+            )
+        return self._buckets[number]

@@ -1,4 +1,4 @@
-"""Items grouped by an array of labels: which classes there are, and which items each one has."""
+"""An index of classes, made from an array of labels: which classes there are, and which items each one has."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agnoload.protocols import IndexArray
 from agnoload.samplers.sampler import digest, vector
 
 
-class Groups:
+class ClassIndex:
     """Items by class: `members[offsets[k]:offsets[k + 1]]` are the items of class k, in rising order.
 
     `names` are the distinct labels, sorted; `counts` how many items each has.
@@ -44,7 +44,7 @@ class Groups:
         return items
 
     def digest(self) -> str:
-        """Tells one grouping from another."""
+        """Hexadecimal digits that differ between indexes."""
         return digest(self.members) + digest(self.counts)
 
 

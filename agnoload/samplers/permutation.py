@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from agnoload.errors import OptionError
 from agnoload.protocols import IndexArray
-from agnoload.samplers.order import BLOCK, Order
+from agnoload.samplers.order import BLOCK, Order, from_array
 from agnoload.seeding import Purpose, Rewinder
 
 ARRAY_BELOW = 1 << 20
@@ -104,36 +104,23 @@ def _hash(values: _U32, key: np.uint32, size: int) -> _U32:
     return wide.astype(np.uint32)
 
 
-class ShuffledOrder(Order):
-    """0, 1, ... n - 1 in a random order that the key names, any place at once.
+def shuffled(
+    n: int,
+    seed: int,
+    epoch: int,
+    purpose: Purpose = Purpose.ORDER,
+    position: int = 0,
+    rank: int = 0,
+    *,
+    array_below: int = ARRAY_BELOW,
+    rewinder: Rewinder | None = None,
+) -> Order:
+    """0, 1, ... n - 1 in a random order, any place at once; the key of the randomness is that of `seeding.generator`.
 
-    From `array_below` items on nothing is stored but one block of neighbours. The key is that of `seeding.generator`.
+    From `array_below` items on no array is stored.
     """
-
-    def __init__(
-        self,
-        n: int,
-        seed: int,
-        epoch: int,
-        purpose: Purpose = Purpose.ORDER,
-        position: int = 0,
-        rank: int = 0,
-        *,
-        array_below: int = ARRAY_BELOW,
-        rewinder: Rewinder | None = None,
-    ) -> None:
-        self.n = n
-        rng = (rewinder or Rewinder()).rewind(seed, epoch, purpose, position, rank)
-        self._array: IndexArray | None = None
-        if n < array_below:
-            self._array = rng.permutation(n)
-        else:
-            self._bijection = Bijection(n, rng.integers(1 << 32, size=ROUNDS, dtype=np.uint32))
-
-    def __len__(self) -> int:
-        return self.n
-
-    def take(self, start: int, stop: int, step: int = 1) -> IndexArray:
-        if self._array is not None:
-            return self._array[start:stop:step]
-        return self._bijection(np.arange(start, stop, step, dtype=np.int64))
+    rng = (rewinder or Rewinder()).rewind(seed, epoch, purpose, position, rank)
+    if n < array_below:
+        return from_array(rng.permutation(n))
+    bijection = Bijection(n, rng.integers(1 << 32, size=ROUNDS, dtype=np.uint32))
+    return Order(n, lambda start, stop, step: bijection(np.arange(start, stop, step, dtype=np.int64)))

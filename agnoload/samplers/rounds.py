@@ -1,8 +1,8 @@
-"""Endless rounds through a few things, each round shuffled afresh, any place at once.
+"""Endless cycles through a few things, each cycle shuffled on its own, any place at once.
 
-A class's samples are taken in such rounds, and the classes themselves are visited in them: nothing comes twice before
-everything came once. Where one round meets the next, two more things hold: nothing comes twice in a row, and, when the
-stream is taken `per` at a time, no such group holds a thing twice that need not.
+A class's samples are taken in such cycles, and the classes themselves are visited in them: nothing comes twice before
+everything came once. Where one cycle meets the next, two more things hold: nothing comes twice in a row, and, when the
+sequence is taken `per` at a time, no such group holds a thing twice unless it has to.
 """
 
 from __future__ import annotations
@@ -12,25 +12,28 @@ from math import gcd
 import numpy as np
 
 from agnoload.protocols import IndexArray
-from agnoload.samplers.order import BLOCK, Order, RangeOrder
-from agnoload.samplers.permutation import ShuffledOrder
+from agnoload.samplers.order import BLOCK, Order, in_sequence
+from agnoload.samplers.permutation import shuffled
 from agnoload.seeding import Purpose, Rewinder
 
 ARRAY_BELOW = 1 << 16
-"""Part of the saved format: rounds of fewer things are arrays, longer ones keyed bijections."""
+"""Part of the saved format: cycles of fewer things are arrays, longer ones keyed bijections."""
 
 
-class Rounds:
-    """Round r holds the places `r * n ... (r + 1) * n - 1` of the stream, and is a permutation of 0 ... n - 1.
+class ShuffledCycles:
+    """Cycle c fills the places `c * n ... (c + 1) * n - 1` of the sequence with a permutation of 0 ... n - 1.
 
-    The stream is taken in groups of `per`. A group that spans two rounds begins in the tail of one and ends in the head
-    of another; that head is chosen among what the tail lacks, as far as this goes.
+    The sequence is taken in groups of `per`. A group that spans two cycles begins in the tail of one and ends in the
+    head of the next; that head avoids what the tail holds, as far as possible:
 
-    Any place is computed without all before it. Where a round is long (`n >= 3 * per`), what is changed in its head
-    does not reach its tail, so a round depends on the plain shuffle before it and on nothing else. Where it is short,
-    the rounds from one common border of round and group to the next, the *cycle* of `per / gcd(n, per)` rounds, are
-    made one after the other; if a cycle ends in what the next one begins with, its last two places, which lie in one
-    group, are exchanged, so that cycles do not depend on each other.
+        cycles of n = 5      a b c d e   c a b e d   ...
+        groups of per = 3    0 0 0 1 1   1 2 2 2 3   ...      in group 1, the head c avoids d and e
+
+    Any place is computed without all before it. The changed head of a long cycle (`n >= 3 * per`) does not reach its
+    tail, so a cycle depends on the plain shuffle before it and on nothing else. Short cycles are made one after the
+    other, from one common border of cycle and group to the next: a *period* of `per / gcd(n, per)` cycles. If a period
+    ends in what the next one begins with, its last two places, which lie in one group, are exchanged, so that periods
+    do not depend on each other.
     """
 
     def __init__(
@@ -45,21 +48,21 @@ class Rounds:
         *,
         first_in_order: bool = False,
     ) -> None:
-        """`purpose` and `rank` complete the key; with `first_in_order` round 0 is not shuffled."""
+        """`purpose` and `rank` complete the key; with `first_in_order` cycle 0 is not shuffled."""
         self.n = n
         self.per = per
         self.long = n >= 3 * per
         self.as_array = n < ARRAY_BELOW or not self.long
-        self.cycle = per // gcd(n, per)
+        self.period = per // gcd(n, per)
         self.first_in_order = first_in_order
         self._key = (seed, epoch, purpose, rank)
         self._rewinder = rewinder
         self._made: dict[int, IndexArray] = {}
-        self._raw: tuple[int, Order] = (-1, RangeOrder(0))
+        self._raw: tuple[int, Order] = (-1, in_sequence(0))
         self._block: tuple[int, int, IndexArray] = (-1, -1, np.empty(0, np.int64))
 
-    def take(self, start: int, stop: int) -> IndexArray:
-        """The things at the places from `start` to before `stop` of the stream."""
+    def indices(self, start: int, stop: int) -> IndexArray:
+        """The things at the places from `start` to before `stop` of the sequence."""
         number, place = divmod(start, self.n)
         if place + stop - start <= self.n:
             return self._part(number, place, place + stop - start)
@@ -71,11 +74,11 @@ class Rounds:
         return np.concatenate(parts)
 
     def _part(self, number: int, low: int, high: int) -> IndexArray:
-        """The places from `low` to before `high` of a round."""
+        """The places from `low` to before `high` of a cycle."""
         if self.n <= 2:  # two things that never come twice in a row can only alternate
             number = 0
         if self.as_array:
-            return self._round(number)[low:high]
+            return self._cycle(number)[low:high]
         block = low // BLOCK
         if (high - 1) // BLOCK != block:
             return self._long_part(number, low, high)
@@ -84,55 +87,50 @@ class Rounds:
             self._block = (number, block, self._long_part(number, start, min(self.n, start + BLOCK)))
         return self._block[2][low % BLOCK : low % BLOCK + high - low]
 
-    def _round(self, number: int) -> IndexArray:
-        """A whole round."""
+    def _cycle(self, number: int) -> IndexArray:
+        """A whole cycle."""
         if number not in self._made:
-            first = number if self.long else number - number % self.cycle
+            first = number if self.long else number - number % self.period
             last = next(reversed(self._made), -1)
             start = last + 1 if first <= last < number else first
             if start != last + 1:
-                self._made.clear()  # what is kept follows one another
+                self._made.clear()  # the cycles that are kept are consecutive
             for each in range(start, number + 1):
-                self._made[each] = self._head_changed(each) if self.long else self._changed(each)
+                self._made[each] = self._long_part(each, 0, self.n) if self.long else self._short(each)
                 for passed in range(each + 1 - len(self._made), self._opened(each)[0]):
                     del self._made[passed]
         return self._made[number]
 
-    def _head_changed(self, number: int) -> IndexArray:
-        head = self._head(number)
-        return np.concatenate((head, self._shuffle(number).take(len(head), self.n)))
-
     def _long_part(self, number: int, low: int, high: int) -> IndexArray:
-        part = self._shuffle(number).take(low, high)
-        if low <= self.per:
-            head = self._head(number)[low:high]
-            part[: len(head)] = head
-        return part
+        """The places from `low` to before `high` of a long cycle."""
+        head = self._head(number)[low:high] if low <= self.per else np.empty(0, np.int64)
+        rest = self._shuffle(number).indices(low + len(head), high)
+        return np.concatenate((head, rest)) if len(head) else rest
 
     def _head(self, number: int) -> IndexArray:
-        """The beginning of a long round, as far as it may differ from the plain shuffle."""
+        """The beginning of a long cycle, as far as it may differ from the plain shuffle."""
         before = self._tail(number - 1, self.per) if number else None
-        raw = self._shuffle(number).take(0, min(self.n, self.per + 1))
+        raw = self._shuffle(number).indices(0, min(self.n, self.per + 1))
         if before is None:
             return raw
         used = number * self.n % self.per
         return _avoiding(raw, before[self.per - used :], before[-1], self.per - used)
 
-    def _changed(self, number: int) -> IndexArray:
-        """A short round; those of its cycle that it depends on have been made."""
-        made = self._shuffle(number).take(0, self.n)
-        if number % self.cycle:
+    def _short(self, number: int) -> IndexArray:
+        """A short cycle; those of its period that it depends on have been made."""
+        made = self._shuffle(number).indices(0, self.n)
+        if number % self.period:
             opened, used = self._opened(number)
             room = min(self.n, self.per - number * self.n % self.per)
             made = _avoiding(made, self._tail(opened, used), self._tail(number - 1, 1)[0], room)
-        ends = self.n > 2 and (number + 1) % self.cycle == 0
-        if ends and made[-1] == self._shuffle(number + 1).take(0, 1)[0]:
+        ends = self.n > 2 and (number + 1) % self.period == 0
+        if ends and made[-1] == self._shuffle(number + 1).indices(0, 1)[0]:
             made = made.copy()
             made[-2:] = made[:-3:-1].copy()
         return made
 
     def _opened(self, number: int) -> tuple[int, int]:
-        """The round in which the group begins that ends or goes on in this one, and how many of its last it takes."""
+        """The cycle where the group that is open at the start of this one begins, and how many of its last it takes."""
         start = number * self.n - number * self.n % self.per
         opened, place = divmod(start, self.n)
         return opened, (self.n - place) % self.n
@@ -140,16 +138,16 @@ class Rounds:
     def _tail(self, number: int, size: int) -> IndexArray:
         if number in self._made:
             return self._made[number][self.n - size :]
-        return self._shuffle(number).take(self.n - size, self.n)
+        return self._shuffle(number).indices(self.n - size, self.n)
 
     def _shuffle(self, number: int) -> Order:
-        """The plain shuffle that a round is made from."""
+        """The plain shuffle that a cycle is made from."""
         if self._raw[0] != number:
             below = ARRAY_BELOW if self.long else self.n + 1
-            shuffle: Order = RangeOrder(self.n)
+            shuffle: Order = in_sequence(self.n)
             if number or not self.first_in_order:
                 seed, epoch, purpose, rank = self._key
-                shuffle = ShuffledOrder(
+                shuffle = shuffled(
                     self.n, seed, epoch, purpose, number, rank, array_below=below, rewinder=self._rewinder
                 )
             self._raw = (number, shuffle)
@@ -157,7 +155,7 @@ class Rounds:
 
 
 def _avoiding(raw: IndexArray, tail: IndexArray, last: int, room: int) -> IndexArray:
-    """The same things, those of `tail` not among the first `room` if it can be, and `last` not the very first."""
+    """The same things, those of `tail` not among the first `room` if possible, and `last` not the very first."""
     late = 2 * np.isin(raw, tail) + (raw == last)
     if not late[:room].any():
         return raw

@@ -1,7 +1,7 @@
-"""What a sampler is, which seed it runs on, and how it counts epochs.
+"""What a sampler is, which seed it uses, and how it counts epochs.
 
-A sampler of this library makes an `Order` (a `BatchOrder` if it yields batches) of `(seed, epoch)`: see `order.py`.
-Iterating it alone and loading through it both read that order; nothing else about it is random.
+A sampler of this library makes an `Order` (a `BatchOrder` if it yields batches) from `(seed, epoch)`: see `order.py`.
+Iterating it by itself and loading through it both read that order; nothing else about it is random.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agnoload.errors import OptionError
-from agnoload.samplers.order import BLOCK, BatchOrder, Order
+from agnoload.samplers.order import BatchOrder, Order
 from agnoload.seeding import check_seed, draw_from, draw_seed
 from agnoload.words import counted
 
@@ -23,10 +23,10 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Sampler(Generic[T_co]):
-    """Says which samples come, in which order: subclass it and give `__iter__`, and `__len__` if it is known.
+    """Chooses which samples are loaded, in which order: subclass it and define `__iter__`, and `__len__` if known.
 
     It yields keys of the dataset, or lists of keys if it is used as a batch sampler. A loader iterates it once an
-    epoch; if it has `set_epoch`, that is called before.
+    epoch, and calls `set_epoch` before if it has one.
 
     >>> class Backwards(Sampler[int]):
     ...     def __init__(self, n): self.n = n
@@ -37,7 +37,7 @@ class Sampler(Generic[T_co]):
     """
 
     def __init__(self, data_source: Any = None) -> None:
-        """`data_source` is not used; it is there because torch's samplers may pass one."""
+        """`data_source` is not used; it is accepted because samplers written for torch may pass one."""
 
     def __iter__(self) -> Iterator[T_co]:
         raise NotImplementedError(f"{type(self).__name__} must define __iter__")
@@ -47,7 +47,7 @@ class Sampler(Generic[T_co]):
 
 
 class Fixed(Generic[T]):
-    """An attribute of a sampler that its constructor sets: to set it later is an error, since it would not count."""
+    """An attribute that only the constructor sets: setting it later is an error, since it would have no effect."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
@@ -61,27 +61,24 @@ class Fixed(Generic[T]):
             raise AttributeError(f"{type(sampler).__name__} has no {self._name} yet") from None
 
     def __set__(self, sampler: Any, value: T) -> None:
-        if vars(sampler).get(self._name, value) is not value:  # a subclass may keep what it passes on
+        if vars(sampler).get(self._name, value) is not value:  # a subclass may set what it also passes on
             raise AttributeError(f"{self._name} of a {type(sampler).__name__} cannot be changed: make a new sampler")
         vars(sampler)[self._name] = value
 
 
 class SeededSampler(Sampler[T_co]):
-    """A sampler whose order is a function of `(seed, epoch)`: subclasses give `__len__` and `order` or `batches`.
+    """A sampler whose order is a function of `(seed, epoch)`: subclasses define `__len__` and `order` or `batches`.
 
-    Iterated by itself it moves on to the next epoch each time; `set_epoch(n)` makes the next iteration epoch n. The
-    seed is the one that it was given, else `default_seed`, else one drawn once from the operating system; a loader
-    passes its own, see `effective_seed`.
+    Iterated by itself it moves on to the next epoch each time; `set_epoch(n)` makes the next iteration epoch n. A
+    loader asks for orders by number and seed instead, see `effective_seed`.
     """
 
     yields_batches: bool = False
-    """Whether it yields lists of indices, so that `batches` and not `order` holds."""
-    default_seed: int | None = None
-    """The seed where neither the sampler nor the loader was given one; None: one is drawn."""
+    """Whether it yields lists of indices: then it defines `batches`, else `order`."""
     data_length: int | None = None
     """How many samples the dataset must have, if the sampler was given one label, weight or length for each."""
     is_split: bool = False
-    """Whether it yields only one rank's share."""
+    """Whether it yields only one rank's share; then it uses seed 0 where none was given, so that ranks agree."""
 
     def __init__(self, *, seed: Any = None, generator: Any = None) -> None:
         if seed is not None and generator is not None:
@@ -108,42 +105,34 @@ class SeededSampler(Sampler[T_co]):
     def identity(self) -> str:
         """What must be equal for a saved state to fit: the kind of sampler and a digest of what it was given.
 
-        The batch size and the number of ranks are not part of it, since another one may go on.
+        The batch size and the number of ranks are not part of it: a state can be resumed with others.
         """
         return f"{type(self).__name__}({len(self)})"
 
-    def settle(self, backend_world: tuple[int, int] | None = None) -> None:
-        """Called by a loader, before anything else, with the rank and the world size that its backend knows.
-
-        Passed on to what is inside.
-        """
+    def resolve_ranks(self, backend_world: tuple[int, int] | None = None) -> None:
+        """A loader calls this before anything else, with the rank and the world size that its backend knows."""
 
     @property
     def seed(self) -> int | None:
-        """The seed that was given to this sampler, or to what is inside it; None if there was none."""
+        """The seed that was given to this sampler, or to the one inside it; None if there was none."""
         return self._seed
 
     @property
     def epoch(self) -> int:
-        """The epoch that the next iteration runs through."""
+        """The epoch of the next iteration."""
         return self._epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """The next iteration, here or through a loader, is this epoch; passed on to what is inside."""
+        """The next iteration, here or through a loader, is this epoch; passed on to the sampler inside."""
         self._epoch = self._asked = check_seed(epoch, "epoch")
 
     def pop_epoch(self) -> int | None:
-        """The epoch that `set_epoch` has asked for, here or inside, since this was last called; None if it has not.
+        """The epoch that the user has set, here or inside, since the last call; None if none.
 
-        A loader calls it before each epoch, and then hands its own number down.
+        A loader calls it before each epoch, so that each `set_epoch` counts once.
         """
         asked, self._asked = self._asked, None
         return asked
-
-    @property
-    def sees_through(self) -> bool:
-        """Whether `order` or `batches` says all: not with a stranger's sampler inside, nor with an own `__iter__`."""
-        return type(self).__iter__ is SeededSampler.__iter__
 
     def __iter__(self) -> Iterator[Any]:
         asked = self.pop_epoch()
@@ -152,23 +141,21 @@ class SeededSampler(Sampler[T_co]):
         self._epoch = epoch + 1
         return items
 
-    def standalone_seed(self) -> int:
-        """The seed that it runs on when it is iterated by itself."""
-        return effective_seed(self, None, self.draw_seed_once()) if self._lent is None else self._lent
-
     def lend_seed(self, seed: int) -> None:
-        """Called by a loader that has to iterate it, with the seed that it runs on there."""
+        """A loader that has to iterate the sampler sets the seed that `__iter__` uses."""
         self._lent = seed
 
-    def draw_seed_once(self, seed: int | None = None) -> int:
-        """The seed that stands in where none was given; drawn at the first call, unless that names it."""
+    def standalone_seed(self) -> int:
+        """The seed that `__iter__` uses: the one that a loader has lent, else its own, else one drawn once."""
+        if self._lent is not None:
+            return self._lent
         if self._drawn is None:
-            self._drawn = draw_seed() if seed is None else seed
-        return self._drawn
+            self._drawn = draw_seed()
+        return effective_seed(self, None, self._drawn)
 
     def _walk(self, epoch: int) -> Iterator[Any]:
         seed = self.standalone_seed()
-        return walk_batches(self.batches(seed, epoch)) if self.yields_batches else walk(self.order(seed, epoch))
+        return iter(self.batches(seed, epoch) if self.yields_batches else self.order(seed, epoch))
 
     def _words(self, *words: str) -> str:
         """The text of `repr`: the class, the words, and the seed if there is one."""
@@ -177,55 +164,64 @@ class SeededSampler(Sampler[T_co]):
 
 
 class AroundSampler(SeededSampler[T_co]):
-    """A sampler that yields what another one, `sampler`, says: what it is told of epochs reaches that one too."""
+    """A sampler that yields what another one, `sampler`, chooses: seeds and epochs reach that one too.
 
-    sampler: Any
+    `sampler` may be user-defined.
+    """
+
+    def __init__(self, sampler: Any, *, seed: int | None = None) -> None:
+        super().__init__(seed=seed)
+        self.sampler = sampler
+        self.data_length = getattr(sampler, "data_length", None)
+
+    def identity(self) -> str:
+        return self.sampler.identity() if isinstance(self.sampler, SeededSampler) else type(self.sampler).__name__
+
+    def resolve_ranks(self, backend_world: tuple[int, int] | None = None) -> None:
+        if isinstance(self.sampler, SeededSampler):
+            self.sampler.resolve_ranks(backend_world)
 
     @property
-    def sees_through(self) -> bool:
-        return super().sees_through and is_transparent(self.sampler)
+    def seed(self) -> int | None:
+        inner = self.sampler.seed if self._seed is None and isinstance(self.sampler, SeededSampler) else None
+        return self._seed if inner is None else inner
 
     def set_epoch(self, epoch: int) -> None:
         super().set_epoch(epoch)
-        tell = getattr(self.sampler, "set_epoch", None)  # a stranger's may have none
-        if callable(tell):
-            tell(epoch)
+        if callable(inner := getattr(self.sampler, "set_epoch", None)):
+            inner(epoch)
 
     def pop_epoch(self) -> int | None:
         inside = self.sampler.pop_epoch() if isinstance(self.sampler, SeededSampler) else None
         asked = super().pop_epoch()
         return inside if asked is None else asked
 
-
-def walk(order: Order) -> Iterator[int]:
-    """The indices of an order as Python ints, never more than a block of them at once."""
-    for start in range(0, len(order), BLOCK):
-        yield from order.take(start, min(start + BLOCK, len(order))).tolist()
-
-
-def walk_batches(batches: BatchOrder) -> Iterator[list[int]]:
-    """The batches of an order as lists of Python ints."""
-    for number in range(len(batches)):
-        yield batches.batch(number).tolist()
+    def _inner(self) -> SeededSampler[Any]:
+        """The sampler inside, to ask for its order."""
+        if not has_random_access(self.sampler):
+            raise OptionError(f"{self!r} has a user-defined sampler inside and no random access: iterate it")
+        return self.sampler
 
 
 def effective_seed(sampler: Any, given: int | None, drawn: int) -> int:
-    """The seed that a sampler runs on: its own, else the loader's `given`, else its default, else the `drawn` one.
+    """The seed that a sampler uses: its own, else the loader's `given`, else 0 if it is split, else the `drawn` one.
 
-    The default is 0 for whatever splits over ranks, so that they agree without being told. A sampler inside another
-    takes what this gives for the outer one.
+    A sampler inside another uses the seed of the outer one.
     """
-    own, default = (sampler.seed, sampler.default_seed) if isinstance(sampler, SeededSampler) else (None, None)
-    return next((seed for seed in (own, given, default) if seed is not None), drawn)
+    ours = isinstance(sampler, SeededSampler)
+    known = (sampler.seed if ours else None, given, 0 if ours and sampler.is_split else None)
+    return next((seed for seed in known if seed is not None), drawn)
 
 
-def is_transparent(sampler: Any) -> TypeGuard[SeededSampler[Any]]:
+def has_random_access(sampler: Any) -> TypeGuard[SeededSampler[Any]]:
     """Whether its `order` (or `batches`, if it `yields_batches`) gives the whole epoch, any place at once.
 
-    False for samplers of strangers, for a subclass of ours that overrides `__iter__`, and for ours around such a one:
-    those are iterated.
+    False for user-defined samplers, for a subclass of ours that overrides `__iter__`, and for ours around such a one:
+    those have to be iterated.
     """
-    return isinstance(sampler, SeededSampler) and sampler.sees_through
+    if not isinstance(sampler, SeededSampler) or type(sampler).__iter__ is not SeededSampler.__iter__:
+        return False
+    return not isinstance(sampler, AroundSampler) or has_random_access(sampler.sampler)
 
 
 def is_sampler(thing: Any) -> bool:
@@ -234,7 +230,7 @@ def is_sampler(thing: Any) -> bool:
 
 
 def vector(name: str, values: Any) -> npt.NDArray[Any]:
-    """A list, array, tensor or column as a NumPy array of one dimension, without a copy where that can be."""
+    """A list, array, tensor or column as a NumPy array of one dimension, without a copy where possible."""
     array = np.asarray(values)
     if array.ndim != 1:
         raise OptionError(f"{name} must have one dimension, got an array of shape {array.shape}")
@@ -242,6 +238,6 @@ def vector(name: str, values: Any) -> npt.NDArray[Any]:
 
 
 def digest(array: npt.NDArray[Any]) -> str:
-    """Eight hexadecimal digits that tell one array of numbers from another; of a long one, a regular sample counts."""
+    """Eight hexadecimal digits that differ between arrays of numbers; of a long array only a regular sample counts."""
     sample = np.ascontiguousarray(array[:: 1 + (len(array) >> 20)])
     return f"{zlib.crc32(sample.view(np.uint8).data):08x}"

@@ -1,4 +1,4 @@
-"""Draws by weight, in float64, for as many weights as fit into memory."""
+"""Draws by weight, in float64, of as many weights as fit into memory."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy.typing as npt
 from agnoload.arguments import flag, positive
 from agnoload.errors import OptionError
 from agnoload.protocols import IndexArray
-from agnoload.samplers.basic import DRAWS, ChunkedOrder
-from agnoload.samplers.order import ArrayOrder, Order
+from agnoload.samplers.basic import DRAWS, draws
+from agnoload.samplers.order import Order, from_array
 from agnoload.samplers.sampler import Fixed, SeededSampler, digest, vector
 from agnoload.seeding import Purpose, generator
 from agnoload.words import number_of
@@ -24,12 +24,13 @@ class WeightedRandomSampler(SeededSampler[int]):
     """`num_samples` indices drawn in proportion to `weights`; one with weight 0 is never drawn.
 
     With `replacement` each draw is independent: a binary search in the running sum of the weights, which takes 8 bytes
-    a weight beside a copy of the weights. Without, each draw is among what is left ("successive sampling"), by the keys
-    of Efraimidis and Spirakis, "Weighted random sampling with a reservoir", 2006; that takes 16 bytes a weight. All in
-    float64, with no limit on their number. `OptionError` for weights that are negative, not finite or all 0, and for
-    more distinct draws than there are weights above 0.
+    a weight beside a copy of the weights. Without, each draw is among the indices that are left ("successive
+    sampling"), by the keys of Efraimidis and Spirakis, "Weighted random sampling with a reservoir", 2006; that takes 16
+    bytes a weight. All in float64, with no limit on their number. `OptionError` for weights that are negative, not
+    finite or all 0, and for more distinct draws than there are weights above 0.
 
-    `weights` can be set, to as many others: they count from the next epoch on. The array that it gives is read-only.
+    `weights` can be set, to equally many, with effect from the next epoch on; the array that reading it returns is
+    read-only.
 
     >>> sampler = WeightedRandomSampler([0.0, 1.0, 3.0], 1000, seed=0)
     >>> drawn = list(sampler)
@@ -80,8 +81,8 @@ class WeightedRandomSampler(SeededSampler[int]):
 
     def order(self, seed: int, epoch: int) -> Order:
         if self.replacement:
-            return WeightedOrder(self._table, self.num_samples, seed, epoch)
-        return ArrayOrder(successive(self._table, self.num_samples, seed, epoch))
+            return weighted(self._table, self.num_samples, seed, epoch)
+        return from_array(successive(self._table, self.num_samples, seed, epoch))
 
     def identity(self) -> str:
         return f"WeightedRandomSampler({self.num_samples}, {self.replacement}, {digest(self._table)})"
@@ -91,20 +92,18 @@ class WeightedRandomSampler(SeededSampler[int]):
         return self._words(*words, *(() if self.replacement else ("replacement=False",)))
 
 
-class WeightedOrder(ChunkedOrder):
+def weighted(running: Floats, wanted: int, seed: int, epoch: int) -> Order:
     """Independent draws by a running sum of weights."""
+    total = running[-1]
+    below = np.nextafter(total, 0.0)
 
-    def __init__(self, running: Floats, wanted: int, seed: int, epoch: int) -> None:
-        super().__init__(wanted, seed, epoch)
-        self.running = running
-        self.total = running[-1]
-        self.below = np.nextafter(self.total, 0.0)
-
-    def draw(self, rng: np.random.Generator, picked: slice) -> IndexArray:
+    def draw(rng: np.random.Generator, picked: slice) -> IndexArray:
         targets = rng.random(DRAWS)[picked]
-        targets *= self.total
-        np.minimum(targets, self.below, out=targets)  # a product may be rounded up to the total
-        return np.searchsorted(self.running, targets, side="right").astype(np.int64, copy=False)
+        targets *= total
+        np.minimum(targets, below, out=targets)  # a product may be rounded up to the total
+        return np.searchsorted(running, targets, side="right").astype(np.int64, copy=False)
+
+    return draws(wanted, seed, epoch, draw)
 
 
 def successive(weights: Floats, wanted: int, seed: int, epoch: int) -> IndexArray:

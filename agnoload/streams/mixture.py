@@ -12,6 +12,7 @@ import numpy as np
 from agnoload.arguments import flag, integer, members, word
 from agnoload.datasets.base import length_of
 from agnoload.errors import OptionError, StateError
+from agnoload.samplers.apportion import exact_shares
 from agnoload.saved import FARTHEST, fields, items, shown, whole
 from agnoload.seeding import Purpose, check_seed, generator
 from agnoload.streams.base import IterableDataset, RowsStream, seed_and_epoch
@@ -294,29 +295,6 @@ def _choices(mixture: Mixture[Any], opening: Opening, place: int, owed: list[int
     if mixture.per == "sample":
         return _Drawn(mixture, opening, place)
     return _Exact(mixture, opening, place, owed)
-
-
-def exact_shares(weights: list[int], size: int, owed: list[int]) -> tuple[list[int], list[int]]:
-    """How many of a batch's samples come from each source, by largest remainder, and what is owed to each after it.
-
-    What is owed is counted in samples times the sum of the weights, so that nothing is ever rounded away.
-
-    >>> exact_shares([6, 3, 1], 16, [0, 0, 0])
-    ([10, 5, 1], [-4, -2, 6])
-    >>> exact_shares([6, 3, 1], 16, [-4, -2, 6])
-    ([9, 5, 2], [2, -4, 2])
-    """
-    one = sum(weights)
-    due = [weight * size + before for weight, before in zip(weights, owed, strict=True)]
-    counts = [max(0, share // one) for share in due]
-    if sum(counts) > size:  # a source that had too much takes more back than its share: give out one by one
-        counts = [0] * len(due)
-    left = [share - count * one for share, count in zip(due, counts, strict=True)]
-    for _ in range(size - sum(counts)):
-        source = left.index(max(left))
-        counts[source] += 1
-        left[source] -= one
-    return counts, left
 
 
 def _spread(counts: list[int]) -> list[int]:

@@ -6,15 +6,15 @@ import pickle
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from agnoload.samplers import BatchOrder, DistributedSampler, Order, SeededSampler, is_transparent
+from agnoload.samplers import BatchOrder, DistributedSampler, Order, SeededSampler, effective_seed, has_random_access
 from agnoload.words import number_of
 
 _SEEDS = (0, 7)
 _EPOCHS = (0, 1, 5)
 _PLACES = 40
-"""At so many places of an epoch, evenly spaced, a sampler is stopped and resumed."""
+"""The number of places in an epoch, evenly spaced, where a sampler is stopped and resumed."""
 _SPAN = 200
-"""So many items are compared at the beginning and at the end of what is left."""
+"""The number of items that are compared at the beginning and at the end of what is left."""
 
 
 def check_sampler(make_sampler: Callable[[], Any]) -> None:
@@ -38,7 +38,7 @@ def check_sampler(make_sampler: Callable[[], Any]) -> None:
     _check_repeats(make_sampler, epochs)
     if not getattr(sampler, "is_split", False):
         _check_ranks(make_sampler, epochs[0])
-    if is_transparent(sampler):
+    if has_random_access(sampler):
         for seed in _SEEDS:
             for epoch in _EPOCHS:
                 _check_order(make_sampler, seed, epoch)
@@ -52,7 +52,7 @@ def _with_a_seed(make_sampler: Callable[[], Any]) -> Callable[[], Any]:
     def make() -> Any:
         sampler = make_sampler()
         if isinstance(sampler, SeededSampler):
-            sampler.draw_seed_once(_SEEDS[1])
+            sampler.lend_seed(effective_seed(sampler, None, _SEEDS[1]))
         return sampler
 
     return make
@@ -103,7 +103,7 @@ def _check_repeats(make_sampler: Callable[[], Any], epochs: list[list[Any]]) -> 
 
 def _check_ranks(make_sampler: Callable[[], Any], whole: list[Any]) -> None:
     sampler = make_sampler()
-    seed = sampler.standalone_seed() if is_transparent(sampler) else None
+    seed = sampler.standalone_seed() if has_random_access(sampler) else None
     for world in range(1, 6):
         ranks = [
             _listed(DistributedSampler(make_sampler(), world, rank, tail="keep", seed=seed)) for rank in range(world)
@@ -128,8 +128,8 @@ def _check_order(make_sampler: Callable[[], Any], seed: int, epoch: int) -> None
         _same(_items(order, place, place + 1), whole[place : place + 1], words + "one item by itself must be the same")
     if isinstance(order, Order):
         for start, step in ((0, 2), (1, 3), (len(whole) // 2, 5)):
-            found = order.take(start, len(whole), step).tolist() if start < len(whole) else []
-            _same(found, whole[start::step], words + f"take(start={start}, step={step}) must skip")
+            found = order.indices(start, len(whole), step).tolist() if start < len(whole) else []
+            _same(found, whole[start::step], words + f"indices(start={start}, step={step}) must skip")
     for place in (*places, len(whole)):
         rest = _order(make_sampler(), seed, epoch).after(order.reached(place))
         left = f"{words}what is left after {number_of(place, 'item')} must be the rest"
@@ -144,7 +144,7 @@ def _check_order(make_sampler: Callable[[], Any], seed: int, epoch: int) -> None
 
 
 def _check_resplit(make_sampler: Callable[[], Any]) -> None:
-    """Stop on three ranks, go on with two."""
+    """Stop on three ranks, resume on two."""
     seed, epoch = _SEEDS[1], _EPOCHS[1]
     whole = _items(_order(make_sampler(), seed, epoch))
     for turns in sorted({0, 1, len(whole) // 6, len(whole) // 3}):
@@ -162,7 +162,7 @@ def _order(sampler: SeededSampler[Any], seed: int, epoch: int) -> Order | BatchO
 def _items(order: Order | BatchOrder, start: int = 0, stop: int | None = None) -> list[Any]:
     end = len(order) if stop is None else stop
     if isinstance(order, Order):
-        return list(order.take(start, end).tolist())
+        return list(order.indices(start, end).tolist())
     return [order.batch(number).tolist() for number in range(start, end)]
 
 

@@ -134,7 +134,7 @@ def test_c15_what_was_delivered_is_not_loaded_again():
     loader = DataLoader(dataset, 2, shuffle=True, seed=1)
     state = loader.state_dict() | {"position": 186_000}
     loader.load_state_dict(state)
-    wanted = agnoload.RandomSampler(range(200_000)).order(1, 0).take(186_000, 200_000).tolist()
+    wanted = agnoload.RandomSampler(range(200_000)).order(1, 0).indices(186_000, 200_000).tolist()
     assert [index for batch in loader for index in batch["i"].tolist()] == wanted
     assert dataset.calls == 14_000
     assert len(loader) == 100_000
@@ -340,7 +340,7 @@ def test_another_batch_size_goes_on_with_the_rest(first, second):
     again = DataLoader(range(23), second, shuffle=True, seed=4)
     again.load_state_dict(loader.state_dict())
     rest = [batch.tolist() for batch in again]
-    assert [*taken, *chain(*rest)] == agnoload.RandomSampler(range(23)).order(4, 0).take(0, 23).tolist()
+    assert [*taken, *chain(*rest)] == agnoload.RandomSampler(range(23)).order(4, 0).indices(0, 23).tolist()
     assert [len(batch) for batch in rest[:-1]] == [second] * (len(rest) - 1)
 
 
@@ -520,7 +520,7 @@ def test_c57_steps_go_on_after_a_resume(workers):
         fifth = next(batches).tolist()
         assert next(batches, None) is None
     assert [len(batch) for batch in (*found, fifth)] == [4, 4, 2, 4, 4]
-    assert found[3] + fifth == agnoload.RandomSampler(range(10)).order(6, 1).take(0, 8).tolist()
+    assert found[3] + fifth == agnoload.RandomSampler(range(10)).order(6, 1).indices(0, 8).tolist()
     with make() as again:
         again.load_state_dict(state)
         assert [batch.tolist() for batch in again.steps(1)] == [fifth]

@@ -22,7 +22,7 @@ def order(loader):
 
 
 def shuffled(seed, epoch=0):
-    return agnoload.RandomSampler(range(N)).order(seed, epoch).take(0, N).tolist()
+    return agnoload.RandomSampler(range(N)).order(seed, epoch).indices(0, N).tolist()
 
 
 def test_a_seed_is_drawn_once_and_shown():
@@ -285,7 +285,7 @@ def test_a_state_brings_a_given_seed_to_a_distributed_sampler():
     again.load_state_dict(first.state_dict())
     assert again.state_dict() == first.state_dict()
     rest = order(again)
-    assert rest == agnoload.DistributedSampler(range(N), 2, 1).order(8, 0).take(4, 10).tolist()
+    assert rest == agnoload.DistributedSampler(range(N), 2, 1).order(8, 0).indices(4, 10).tolist()
 
 
 def test_another_seed_is_told_with_both():

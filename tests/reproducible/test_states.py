@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import agnoload
 from agnoload import DataLoader, StateError
-from agnoload.samplers import is_transparent
+from agnoload.samplers import has_random_access
 
 
 class Count(agnoload.IterableDataset):
@@ -110,7 +110,7 @@ def states_of(make, count=3):
     found = [loader.state_dict()]
     for _ in islice(loader, count):
         found.append(loader.state_dict())
-    if found[1]["position"] == 3 and loader.dataset == range(13) and is_transparent(loader.sampler):
+    if found[1]["position"] == 3 and loader.dataset == range(13) and has_random_access(loader.sampler):
         found.append(out_of_order(loader, found[1]))
     return json.loads(json.dumps(found))
 

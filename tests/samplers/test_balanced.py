@@ -18,9 +18,9 @@ from agnoload.samplers import (
     WeightedRandomSampler,
     imbalance_weights,
 )
-from agnoload.samplers.balanced import class_counts, class_shares
-from agnoload.samplers.classes import Groups
-from agnoload.samplers.rounds import Rounds
+from agnoload.samplers.apportion import class_counts, class_shares
+from agnoload.samplers.classes import ClassIndex
+from agnoload.samplers.rounds import ShuffledCycles
 from agnoload.seeding import Purpose, Rewinder
 
 
@@ -276,9 +276,9 @@ def test_a_batch_that_its_classes_do_not_divide_is_refused():
 @given(st.integers(1, 40), st.integers(1, 20), st.integers(0, 2**32), st.data())
 def test_rounds_are_permutations_that_meet_without_repeats_and_any_place_is_there_at_once(n, per, seed, data):
     def fresh():
-        return Rounds(n, per, seed, 0, Purpose.WITHIN_CLASS, 0, Rewinder())
+        return ShuffledCycles(n, per, seed, 0, Purpose.WITHIN_CLASS, 0, Rewinder())
 
-    whole = fresh().take(0, 4 * n * per)
+    whole = fresh().indices(0, 4 * n * per)
     assert_taken_in_rounds(whole[: 40 * n].tolist(), n)
     for group in whole.reshape(-1, per):
         counts = np.bincount(group, minlength=n)
@@ -287,20 +287,20 @@ def test_rounds_are_permutations_that_meet_without_repeats_and_any_place_is_ther
     for _ in range(5):
         start = data.draw(st.integers(0, len(whole) - 1))
         stop = min(len(whole), start + data.draw(st.integers(1, 2 * n)))
-        assert (rounds.take(start, stop) == whole[start:stop]).all()
+        assert (rounds.indices(start, stop) == whole[start:stop]).all()
 
 
 @pytest.mark.parametrize("per", [1, 7, 64])
 def test_long_rounds_hold_no_array_and_keep_the_same_promises(per, monkeypatch):
     monkeypatch.setattr("agnoload.samplers.rounds.ARRAY_BELOW", 1)
     n = 20_011
-    rounds = Rounds(n, per, 5, 0, Purpose.WITHIN_CLASS, 0, Rewinder())
-    whole = rounds.take(0, 4 * n)
+    rounds = ShuffledCycles(n, per, 5, 0, Purpose.WITHIN_CLASS, 0, Rewinder())
+    whole = rounds.indices(0, 4 * n)
     assert not rounds.as_array
     assert_taken_in_rounds(whole.tolist(), n)
     groups = whole[: len(whole) // per * per].reshape(-1, per)
     assert (np.diff(np.sort(groups, 1), axis=1) > 0).all()
-    pieces = [rounds.take(start, min(start + per, len(whole))) for start in range(0, len(whole), per)]
+    pieces = [rounds.indices(start, min(start + per, len(whole))) for start in range(0, len(whole), per)]
     assert (np.concatenate(pieces) == whole).all()
 
 
@@ -320,38 +320,38 @@ def test_long_rounds_hold_no_array_and_keep_the_same_promises(per, monkeypatch):
     ],
 )
 def test_labels_of_any_kind_group_alike(labels):
-    groups = Groups("labels", labels)
-    assert groups.counts.tolist() == [1, 2, 1]
-    assert groups.members.tolist() == [1, 0, 2, 3]
-    assert sorted(set(np.asarray(labels).tolist())) == groups.names.tolist()
+    classes = ClassIndex("labels", labels)
+    assert classes.counts.tolist() == [1, 2, 1]
+    assert classes.members.tolist() == [1, 0, 2, 3]
+    assert sorted(set(np.asarray(labels).tolist())) == classes.names.tolist()
 
 
 def test_labels_as_tensors_columns_and_booleans():
     torch = pytest.importorskip("torch")
-    assert Groups("labels", torch.tensor([1, 0, 1])).members.tolist() == [1, 0, 2]
-    assert Groups("labels", [True, False, True]).members.tolist() == [1, 0, 2]
+    assert ClassIndex("labels", torch.tensor([1, 0, 1])).members.tolist() == [1, 0, 2]
+    assert ClassIndex("labels", [True, False, True]).members.tolist() == [1, 0, 2]
 
     class Column:
         def __array__(self, dtype=None, copy=None):
             return np.array(["x", "y", "x"], object)
 
-    assert Groups("labels", Column()).members.tolist() == [0, 2, 1]
+    assert ClassIndex("labels", Column()).members.tolist() == [0, 2, 1]
 
 
 @given(st.lists(st.integers(-5, 5), min_size=1, max_size=60))
 def test_groups_cover_all_items_once(labels):
-    groups = Groups("labels", labels)
-    assert sorted(groups.members.tolist()) == list(range(len(labels)))
-    for k, name in enumerate(groups.names):
-        members = groups.members[groups.offsets[k] : groups.offsets[k + 1]].tolist()
+    classes = ClassIndex("labels", labels)
+    assert sorted(classes.members.tolist()) == list(range(len(labels)))
+    for k, name in enumerate(classes.names):
+        members = classes.members[classes.offsets[k] : classes.offsets[k + 1]].tolist()
         assert members == [i for i, label in enumerate(labels) if label == name]
 
 
 def test_more_classes_than_sixteen_bits_hold_group_alike():
     labels = np.random.default_rng(0).integers(0, 70_000, 200_000)
     labels[:70_000] = np.arange(70_000)
-    groups = Groups("labels", labels)
-    assert (groups.members == np.argsort(labels, kind="stable")).all()
+    classes = ClassIndex("labels", labels)
+    assert (classes.members == np.argsort(labels, kind="stable")).all()
 
 
 @pytest.mark.parametrize(

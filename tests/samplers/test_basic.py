@@ -14,18 +14,18 @@ import pytest
 import agnoload
 from agnoload.errors import OptionError, StateError
 from agnoload.samplers import (
-    BatchedOrder,
     BatchSampler,
     RandomSampler,
     Sampler,
     SequentialSampler,
     SubsetRandomSampler,
+    batched,
     effective_seed,
+    has_random_access,
     is_sampler,
-    is_transparent,
 )
 from agnoload.samplers.basic import DRAWS
-from agnoload.samplers.order import ArrayOrder, RangeOrder
+from agnoload.samplers.order import from_array, in_sequence
 from agnoload.testing import check_sampler
 
 
@@ -73,7 +73,7 @@ def test_every_sampler_gives_int64_arrays_and_yields_ints(make_sampler):
         assert type(next(iter(sampler))[0]) is int
     else:
         order = sampler.order(0, 0)
-        assert order.take(0, len(order)).dtype == np.int64
+        assert order.indices(0, len(order)).dtype == np.int64
         assert all(type(index) is int for index in sampler)
 
 
@@ -99,7 +99,7 @@ def test_two_seeds_two_orders(make_sampler):
     if sampler.yields_batches:
         one, two = ([b.tolist() for b in map(o.batch, range(len(o)))] for o in (sampler.batches(s, 0) for s in (1, 2)))
     else:
-        one, two = (o.take(0, len(o)).tolist() for o in (sampler.order(s, 0) for s in (1, 2)))
+        one, two = (o.indices(0, len(o)).tolist() for o in (sampler.order(s, 0) for s in (1, 2)))
     fixed = len(one) < 2 or isinstance(sampler, SequentialSampler) or getattr(sampler, "shuffle", True) is False
     assert (one == two) == fixed
 
@@ -126,10 +126,10 @@ def test_more_samples_than_items_are_whole_shuffles_one_after_the_other():
 
 def test_replacement_draws_evenly_and_any_chunk_at_once():
     order = RandomSampler(range(10), replacement=True, num_samples=5 * DRAWS, seed=0).order(0, 0)
-    whole = order.take(0, len(order))
+    whole = order.indices(0, len(order))
     counts = np.bincount(whole, minlength=10)
     assert ((counts - counts.mean()) ** 2 / counts.mean()).sum() < 30
-    assert (order.take(DRAWS - 2, 4 * DRAWS, 7) == whole[DRAWS - 2 : 4 * DRAWS : 7]).all()
+    assert (order.indices(DRAWS - 2, 4 * DRAWS, 7) == whole[DRAWS - 2 : 4 * DRAWS : 7]).all()
 
 
 @pytest.mark.parametrize("number", [0, -1, 2.5, True])
@@ -310,7 +310,7 @@ def test_an_epoch_that_was_asked_for_is_told_once_from_inside_too():
     assert inner.pop_epoch() is None
     inner.set_epoch(7)
     assert [index for batch in sampler for index in batch] == list(
-        RandomSampler(range(5), seed=0).order(0, 7).take(0, 5)
+        RandomSampler(range(5), seed=0).order(0, 7).indices(0, 5)
     )
 
 
@@ -322,17 +322,17 @@ def test_the_order_is_the_same_in_a_fresh_interpreter():
     assert found.strip() == str(list(RandomSampler(range(40), seed=5)))
 
 
-# --- what is seen through
+# --- random access
 
 
-def test_ours_are_seen_through_and_strangers_and_overriding_subclasses_are_not():
-    assert is_transparent(RandomSampler(range(3)))
-    assert is_transparent(BatchSampler(RandomSampler(range(3)), 2, False))
-    assert not is_transparent(Backwards(3))
-    assert not is_transparent(Doubled(range(3)))
-    assert not is_transparent(BatchSampler(Doubled(range(3)), 2, False))
-    assert not is_transparent(BatchSampler(range(3), 2, False))
-    assert not is_transparent([1, 2])
+def test_ours_have_random_access_and_user_defined_ones_and_overriding_subclasses_do_not():
+    assert has_random_access(RandomSampler(range(3)))
+    assert has_random_access(BatchSampler(RandomSampler(range(3)), 2, False))
+    assert not has_random_access(Backwards(3))
+    assert not has_random_access(Doubled(range(3)))
+    assert not has_random_access(BatchSampler(Doubled(range(3)), 2, False))
+    assert not has_random_access(BatchSampler(range(3), 2, False))
+    assert not has_random_access([1, 2])
 
 
 def test_what_can_be_indexed_is_a_dataset_and_what_can_only_be_iterated_a_sampler():
@@ -355,7 +355,7 @@ def test_batches_are_cut_in_order(drop_last, last):
     assert len(sampler) == 2 + len(last)
 
 
-def test_batches_of_what_cannot_be_seen_through_are_cut_while_it_runs():
+def test_batches_of_a_sampler_without_random_access_are_cut_while_it_runs():
     def endless():
         number = 0
         while True:
@@ -391,25 +391,25 @@ def test_batches_of_batches_are_refused():
 
 def test_another_batch_size_goes_on_at_any_position():
     order = RandomSampler(range(50)).order(3, 0)
-    whole = order.take(0, 50).tolist()
+    whole = order.indices(0, 50).tolist()
     for position in range(51):
-        batches = BatchedOrder(order, 7).after(position)
+        batches = batched(order, 7).after(position)
         assert [i for number in range(len(batches)) for i in batches.batch(number).tolist()] == whole[position:]
         assert batches.position(0) == position
 
 
 def test_three_resumes_in_one_epoch_are_as_one():
     order = RandomSampler(range(50)).order(3, 0)
-    batches = BatchedOrder(order, 4).after(8).after(20).after(36)
+    batches = batched(order, 4).after(8).after(20).after(36)
     assert batches.position(1) == 40
-    assert batches.batch(1).tolist() == order.take(40, 44).tolist()
+    assert batches.batch(1).tolist() == order.indices(40, 44).tolist()
     assert batches.reached(2) == 44
     assert len(batches.after(50)) == 0
 
 
 def test_a_position_beyond_the_end_leaves_nothing():
-    assert len(RangeOrder(5).after(9)) == 0
-    assert len(BatchedOrder(ArrayOrder(np.arange(5)), 2).after(9)) == 0
+    assert len(in_sequence(5).after(9)) == 0
+    assert len(batched(from_array(np.arange(5)), 2).after(9)) == 0
 
 
 def test_a_batch_sampler_of_whole_batches_cannot_go_on_inside_one():

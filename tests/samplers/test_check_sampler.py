@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from agnoload.samplers import RandomSampler, Sampler, SeededSampler
-from agnoload.samplers.order import ArrayOrder, EqualBatches, OrderTail
+from agnoload.samplers.order import Order, from_array, indivisible
 from agnoload.testing import check_sampler
 
 
@@ -60,7 +61,7 @@ class Ordered(SeededSampler[int]):
         return 12
 
     def order(self, seed, epoch):
-        return ArrayOrder(np.random.default_rng((seed, epoch)).permutation(12))
+        return from_array(np.random.default_rng((seed, epoch)).permutation(12))
 
 
 class Moody(Ordered):
@@ -72,42 +73,36 @@ class Moody(Ordered):
 
     def order(self, seed, epoch):
         self.asked += 1
-        return ArrayOrder(np.roll(super().order(seed, epoch).indices, self.asked))
+        return from_array(np.roll(super().order(seed, epoch).indices(0, 12), self.asked))
 
 
 class WrongStep(Ordered):
-    class Order(ArrayOrder):
-        def take(self, start, stop, step=1):
-            return self.indices[start:stop]
-
     def order(self, seed, epoch):
-        return self.Order(super().order(seed, epoch).indices)
+        indices = super().order(seed, epoch).indices(0, 12)
+        return Order(12, lambda start, stop, step: indices[start:stop])
 
 
 class WrongRest(Ordered):
-    class Order(ArrayOrder):
+    class Order(Order):
         def after(self, position):
-            return OrderTail(self, position + 1) if position else self
+            return super().after(position + 1) if position else self
 
     def order(self, seed, epoch):
-        return self.Order(super().order(seed, epoch).indices)
+        return self.Order(12, super().order(seed, epoch).whole)
 
 
 class WrongPosition(SeededSampler[list[int]]):
     yields_batches = True
 
-    class Batches(EqualBatches):
-        def batch(self, number):
-            return np.arange(3) + 3 * number
-
-        def position(self, number):
-            return number
-
     def __len__(self):
         return 4
 
     def batches(self, seed, epoch):
-        return self.Batches(4, 3)
+        def left(skip):
+            batches = indivisible(4, lambda number: np.arange(3) + 3 * number, lambda number: 3 * number, skip)
+            return replace(batches, position=lambda number: number + skip, after=lambda position: left(position // 3))
+
+        return left(0)
 
 
 def test_good_samplers_pass():

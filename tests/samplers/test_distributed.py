@@ -12,18 +12,20 @@ from hypothesis import strategies as st
 from agnoload.errors import AgnoloadWarning, OptionError
 from agnoload.ranks import VARIABLES, rank_and_world
 from agnoload.samplers import (
-    BatchedOrder,
     BatchSampler,
     BucketBatchSampler,
     ClassUniformBatchSampler,
     DistributedSampler,
     RandomSampler,
     Sampler,
+    SequentialSampler,
     WeightedRandomSampler,
+    batched,
     effective_seed,
-    is_transparent,
+    has_random_access,
 )
 from agnoload.samplers.distributed import deal
+from agnoload.samplers.order import every
 
 
 @pytest.fixture(autouse=True)
@@ -87,7 +89,7 @@ def test_the_sampler_inside_takes_the_outer_seed_and_epoch():
     inner = RandomSampler(range(20), seed=4)
     outer = DistributedSampler(inner, 1, 0, seed=3)
     outer.set_epoch(2)
-    assert list(outer) == RandomSampler(range(20)).order(3, 2).take(0, 20).tolist()
+    assert list(outer) == RandomSampler(range(20)).order(3, 2).indices(0, 20).tolist()
     assert inner.epoch == 2
 
 
@@ -171,8 +173,8 @@ def test_an_unknown_tail_is_refused():
 def test_c20_weights_count_on_every_rank():
     weighted = WeightedRandomSampler([1, 2, 3, 4], 8)
     ranks = [DistributedSampler(weighted, 2, r, shuffle=False) for r in (0, 1)]
-    orders = [rank.order(3, 0).take(0, 4).tolist() for rank in ranks]
-    assert in_turns(orders) == weighted.order(3, 0).take(0, 8).tolist()
+    orders = [rank.order(3, 0).indices(0, 4).tolist() for rank in ranks]
+    assert in_turns(orders) == weighted.order(3, 0).indices(0, 8).tolist()
     only = [list(DistributedSampler(WeightedRandomSampler([1, 0, 0, 0], 8), 2, r)) for r in (0, 1)]
     assert only == [[0] * 4] * 2
 
@@ -189,11 +191,23 @@ def test_c20_every_sampler_is_what_its_ranks_get_in_turns(make_sampler):
         assert max(map(len, ranks)) - min(map(len, ranks)) <= 1
 
 
+def test_the_drawing_that_explains_positions_is_right():
+    one = SequentialSampler(range(10)).order(0, 0)
+    three = [every(one, rank, 3, "keep") for rank in range(3)]
+    assert (three[1].first, three[1].stride, three[1].end, three[1].reached(2)) == (1, 3, 10, 6)
+    assert list(three[1]) == [1, 4, 7]
+    two = [every(one, rank, 2, "keep").after(6) for rank in range(2)]
+    assert [(order.first, order.stride, order.end, list(order)) for order in two] == [
+        (6, 2, 10, [6, 8]),
+        (7, 2, 10, [7, 9]),
+    ]
+
+
 def test_positions_are_those_of_the_global_sequence():
     order = DistributedSampler(range(10), 3, 1, tail="keep").order(0, 0)
     assert (order.first, order.stride) == (1, 3)
     assert order.reached(2) == 6
-    batches = BatchedOrder(order, 2)
+    batches = batched(order, 2)
     assert [batches.position(k) for k in range(len(batches))] == [1, 7]
     assert batches.stride == 3
     assert batches.reached(1) == 6
@@ -222,11 +236,11 @@ def test_repeats_have_positions_of_their_own():
 
 
 def test_c17_two_ranks_go_on_where_four_stopped():
-    four = [BatchedOrder(DistributedSampler(range(64), 4, r).order(0, 0), 4) for r in range(4)]
+    four = [batched(DistributedSampler(range(64), 4, r).order(0, 0), 4) for r in range(4)]
     unbroken = [{i for rank in four for i in rank.batch(k).tolist()} for k in range(4)]
     position = four[0].reached(1)
     assert position == 16
-    two = [BatchedOrder(DistributedSampler(range(64), 2, r).order(0, 0), 8).after(position) for r in range(2)]
+    two = [batched(DistributedSampler(range(64), 2, r).order(0, 0), 8).after(position) for r in range(2)]
     later = [{i for rank in two for i in rank.batch(k).tolist()} for k in range(3)]
     assert later == unbroken[1:]
     assert set().union(unbroken[0], *later) == set(range(64))
@@ -239,7 +253,7 @@ def test_c17_the_rest_comes_exactly_once_on_any_other_number_of_ranks(n, before,
 
     def orders(world):
         samplers = [DistributedSampler(make(), world, r, tail="keep") for r in range(world)]
-        return [s.batches(5, 0) if s.yields_batches else BatchedOrder(s.order(5, 0), 2) for s in samplers]
+        return [s.batches(5, 0) if s.yields_batches else batched(s.order(5, 0), 2) for s in samplers]
 
     first = orders(before)
     done = data.draw(st.integers(0, min(map(len, first))))
@@ -255,7 +269,7 @@ def test_c17_the_rest_comes_exactly_once_on_any_other_number_of_ranks(n, before,
 def test_a_resume_on_as_many_ranks_gives_what_an_unbroken_run_would_repeats_too(tail, inside):
     def order(rank):
         if inside == "items":
-            return BatchedOrder(DistributedSampler(range(23), 4, rank, tail=tail).order(1, 2), 1)
+            return batched(DistributedSampler(range(23), 4, rank, tail=tail).order(1, 2), 1)
         batches = BatchSampler(RandomSampler(range(45)), 2, False)
         return DistributedSampler(batches, 4, rank, tail=tail).batches(1, 2)
 
@@ -307,7 +321,7 @@ def test_set_epoch_reaches_a_stranger_inside():
     sampler = BatchSampler(DistributedSampler(inner, 2, 0), 2, False)
     sampler.set_epoch(5)
     assert inner.epoch == 5
-    assert not is_transparent(sampler)
+    assert not has_random_access(sampler)
     with pytest.raises(OptionError, match="iterate it"):
         DistributedSampler(inner, 2, 0).order(0, 0)
 
@@ -336,12 +350,12 @@ def test_rank_and_world_come_from_the_backend_when_nothing_else_says():
     sampler = DistributedSampler(range(10), shuffle=False, tail="keep")
     assert list(sampler) == list(range(10))
     batches = BatchSampler(sampler, 2, False)
-    batches.settle(backend_world=(1, 2))
+    batches.resolve_ranks(backend_world=(1, 2))
     assert list(sampler) == [1, 3, 5, 7, 9]
-    batches.settle()
+    batches.resolve_ranks()
     assert sampler.num_replicas == 2
     given_rank = DistributedSampler(range(10), 3, 0)
-    given_rank.settle(backend_world=(1, 2))
+    given_rank.resolve_ranks(backend_world=(1, 2))
     assert (given_rank.rank, given_rank.num_replicas) == (0, 3)
 
 

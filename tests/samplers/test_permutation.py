@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from agnoload.errors import OptionError
 from agnoload.samplers import RandomSampler
-from agnoload.samplers.permutation import ARRAY_BELOW, LARGEST, Bijection, ShuffledOrder
+from agnoload.samplers.permutation import ARRAY_BELOW, LARGEST, Bijection, shuffled
 from agnoload.seeding import Purpose, generator
 
 EDGES = [4**k + d for k in range(1, 11) for d in (-1, 0, 1)]
@@ -54,12 +54,12 @@ def test_the_inverse_finds_every_place_of_a_huge_shuffle(n):
 
 @given(st.integers(1, 3000), st.integers(0, 2**32), st.data())
 def test_any_place_of_a_shuffle_is_that_of_the_whole(n, seed, data):
-    order = ShuffledOrder(n, seed, 0, array_below=data.draw(st.sampled_from([1, 4000])))
-    whole = order.take(0, n)
+    order = shuffled(n, seed, 0, array_below=data.draw(st.sampled_from([1, 4000])))
+    whole = order.indices(0, n)
     start = data.draw(st.integers(0, n - 1))
     stop = data.draw(st.integers(start, n))
     step = data.draw(st.integers(1, 7))
-    assert (order.take(start, stop, step) == whole[start:stop:step]).all()
+    assert (order.indices(start, stop, step) == whole[start:stop:step]).all()
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -92,11 +92,11 @@ def test_a_bijection_over_nothing_is_refused():
 
 def test_the_switch_to_the_bijection_is_at_a_fixed_size():
     assert ARRAY_BELOW == 2**20
-    below, above = ShuffledOrder(2**20 - 1, 3, 0), ShuffledOrder(2**20, 3, 0)
+    below, above = shuffled(2**20 - 1, 3, 0), shuffled(2**20, 3, 0)
     expected = generator(3, 0, Purpose.ORDER).permutation(2**20 - 1)
-    assert (below.take(0, 2**20 - 1) == expected).all()
+    assert (below.indices(0, 2**20 - 1) == expected).all()
     for order in (below, above):
-        assert (np.bincount(order.take(0, len(order))) == 1).all()
+        assert (np.bincount(order.indices(0, len(order))) == 1).all()
 
 
 @pytest.mark.parametrize("n", [2 * 10**7, 10**8, 10**15])
@@ -115,7 +115,7 @@ def test_c22_a_hundred_million_draws_with_replacement_come_in_chunks():
     tracemalloc.start()
     try:
         order = RandomSampler(range(1000), replacement=True, num_samples=10**8, seed=0).order(0, 0)
-        last = order.take(10**8 - 3, 10**8)
+        last = order.indices(10**8 - 3, 10**8)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
