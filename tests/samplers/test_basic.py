@@ -60,6 +60,7 @@ def test_every_sampler_passes_its_check(make_sampler):
 
 def test_every_sampler_orders_another_epoch_differently_if_it_is_random(make_sampler):
     sampler = make_sampler()
+    sampler.lend_seed(1)  # one of few items gives the same order for two epochs of some seeds
     one, two = list(sampler), list(sampler)
     fixed = len(one) < 2 or "shuffle=False" in repr(sampler) or isinstance(sampler, SequentialSampler)
     fixed = fixed or getattr(sampler, "shuffle", True) is False
