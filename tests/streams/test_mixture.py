@@ -183,7 +183,7 @@ def test_per_batch_needs_to_know_the_batch_size():
 def test_a_mixture_pickles_and_says_what_it_is(kit):
     mixture = Mixture([[1, 2], [3]], [2, 1], stop="last", per="batch", batch_size=3)
     assert list(pickle.loads(pickle.dumps(mixture))) == list(mixture)
-    assert repr(mixture) == "Mixture([[1, 2], [3]], [2.0, 1.0], stop='last', per='batch')"
+    assert repr(mixture) == "Mixture([[1, 2], [3]], [2.0, 1.0], stop='last', per='batch', batch_size=3)"
 
 
 @pytest.mark.parametrize(("name", "value"), [("seed", "x"), ("seed", -1), ("shuffle", "x"), ("with_source", 1)])
