@@ -217,12 +217,13 @@ class _PackCursor(_GroupCursor):
         key = self._stream.key
         try:
             sample = self._source.finish(draft)
-            tokens = np.asarray(sample if key is None else sample[key])
+            found = sample if key is None else sample[key]
+            tokens = np.asarray(found)
             if tokens.ndim != 1 or (tokens.size and tokens.dtype.kind not in "iu"):
                 raise OptionError(
                     "pack needs token ids, flat arrays or lists of integers"
                     + (" or, with key=, dicts that hold one" if key is None else "")
-                    + f", got {type(sample).__name__} (shape {tokens.shape}, dtype {tokens.dtype})"
+                    + f", got {type(found).__name__} (shape {tokens.shape}, dtype {tokens.dtype})"
                 )
         except Exception as error:
             note_where(error, self._source, draft)

@@ -15,12 +15,12 @@ import agnoload
 
 
 class ImageFolder:
-    """`FOLDER/CLASS/*.png` as ((3, 32, 32) float32 in [0, 1], number of the class)."""
+    """`FOLDER/CLASS/*`, in any format that Pillow reads, as ((3, 32, 32) float32 in [0, 1], number of the class)."""
 
     def __init__(self, folder: Path, augment: bool) -> None:
         self.augment = augment
         self.classes = sorted(path.name for path in folder.iterdir() if path.is_dir())
-        self.files = [(p, k) for k, name in enumerate(self.classes) for p in sorted((folder / name).glob("*.png"))]
+        self.files = [(p, k) for k, name in enumerate(self.classes) for p in sorted((folder / name).iterdir())]
 
     def __len__(self) -> int:
         return len(self.files)
@@ -43,6 +43,8 @@ def main() -> None:
     parser.add_argument("--plain", action="store_true", help="no augmentation")
     options = parser.parse_args()
     dataset = ImageFolder(options.folder, augment=not options.plain)
+    if not len(dataset):
+        parser.error(f"{options.folder} must have a folder of images for each class")
     order = np.random.default_rng(0).permutation(len(dataset)).tolist()
     if options.loader == "torch":
         loader = torch.utils.data.DataLoader(dataset, batch_size=16, sampler=order, num_workers=2)
