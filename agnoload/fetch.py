@@ -446,7 +446,7 @@ class Fetcher:
 
 def _attributes(dataset: Any) -> dict[str, int]:
     """What an object holds, by identity; other threads may be at work on it."""
-    return {name: id(value) for name, value in list(getattr(dataset, "__dict__", {}).items())}
+    return {name: id(value) for name, value in dict.copy(getattr(dataset, "__dict__", {})).items()}
 
 
 def _named(error: BaseException, request: Request) -> BaseException:

@@ -62,7 +62,7 @@ class WeightedRandomSampler(SeededSampler[int]):
 
     @weights.setter
     def weights(self, weights: Any) -> None:
-        array = _checked(weights).copy()
+        array = _checked(weights).view()  # not a copy: the table beside it has as many bytes
         if self.data_length not in (None, len(array)):
             raise OptionError(f"weights must be {self.data_length}, as before, got {len(array)}: make a new sampler")
         drawable = int(np.count_nonzero(array))

@@ -563,6 +563,7 @@ try:
     list(loader)
 except OSError as error:
     print(error.errno, "ulimit -f" in error.__notes__[0])
+loader.close()  # it has started the fork server
 assert sorted(os.listdir("/proc/self/fd")) == before
 resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
 print(len(list(loader)))
