@@ -393,14 +393,14 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
 
     def _heard(self, reply: Reply, epoch: int) -> Reply:
         """Take note of what was said and of what failed while a batch was loaded; that may be an error in its place."""
-        extras = reply.extras or {}
-        self._recorder.noted(extras)
-        try:
-            self._journal.replay(extras.get("said"))
-            for text in extras.get("notices", ()):
-                self._say(text)
-        except Exception as warning:  # it is an error where the user has said so
-            return reply._replace(error=warning, batch=None)
+        if extras := reply.extras:
+            self._recorder.noted(extras)
+            try:
+                self._journal.replay(extras.get("said"))
+                for text in extras.get("notices", ()):
+                    self._say(text)
+            except Exception as warning:  # it is an error where the user has said so
+                return reply._replace(error=warning, batch=None)
         if self._ceiling is None or reply.error is not None:
             return reply
         if error := self._ceiling.count(epoch, reply):
