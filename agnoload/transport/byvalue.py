@@ -125,6 +125,11 @@ def _cached_property(value: functools.cached_property[Any]) -> Any:
     return type(value), (value.func,), {name: held for name, held in vars(value).items() if name != "lock"}
 
 
+def _generic_method(value: functools.singledispatchmethod[Any]) -> Any:
+    """Without the cache of weak references that it has in Python 3.13."""
+    return type(value), (value.func,), {"dispatcher": value.dispatcher}
+
+
 _DISPATCHING = {code for code in functools.singledispatch.__code__.co_consts if isinstance(code, types.CodeType)}
 
 
@@ -193,6 +198,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             io.TextIOWrapper: _text_file,
             functools._lru_cache_wrapper: _cached_function,
             functools.cached_property: _cached_property,
+            functools.singledispatchmethod: _generic_method,
             threading.local: lambda _: (threading.local, ()),  # to a thread of another process it is empty anyway
         },
         cloudpickle.Pickler.dispatch_table,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import decimal
+import gc
 import importlib
 import locale
 import pickle
@@ -313,10 +314,11 @@ class Table(Four):
         return self.open.connection.execute("select ?", (index,)).fetchone()[0]
 
 
+@pytest.mark.filterwarnings("ignore:unclosed database:ResourceWarning")  # no other thread may close a worker's
 @pytest.mark.parametrize("kind", ["process", "thread"])
 def test_what_the_error_for_a_handle_advises_suits_processes_and_threads(kind: Any) -> None:
     table: Any = Table()
-    table.open = table[0], sqlite3.connect(":memory:")
+    table.open = 0, sqlite3.connect(":memory:")
     with DataLoader(table, num_workers=1) as loader, pytest.raises(DatasetNotPicklable) as caught:
         iter(loader)
     table.open[1].close()
@@ -327,6 +329,7 @@ def test_what_the_error_for_a_handle_advises_suits_processes_and_threads(kind: A
     workers, inline = with_and_without_workers(table, worker_type=kind)
     assert workers == inline
     table.open.connection.close()
+    gc.collect()
 
 
 def test_a_stream_in_worker_threads_may_hold_a_threading_local() -> None:
