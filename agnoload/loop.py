@@ -458,7 +458,11 @@ def _named(request: Request, make: Callable[[], Any]) -> Any:
 
 def _drop(progress: Progress, pool: Pool, release: Callable[[Any], None] | None, owner: int) -> None:
     progress.over = True
-    _give_back(pool, release, owner)
+    try:
+        _give_back(pool, release, owner)
+    except KeyboardInterrupt:
+        if not _exiting():  # at exit a second Ctrl-C has killed the workers, and there is nobody left to tell
+            raise
 
 
 def _give_back(pool: Pool, release: Callable[[Any], None] | None, owner: int) -> None:
