@@ -1,6 +1,9 @@
 """A data loader for every array framework, with a core that knows none of them."""
 
-from agnoload.collate import default_collate, default_convert, register_collate
+from agnoload.backend.registry import get_backend, list_backends
+from agnoload.batching.collate import default_collate, default_convert, register_collate
+from agnoload.batching.ragged import Packed, PackedRows, Padded, Ragged, pack_sequences, ragged_collate
+from agnoload.batching.tree import map_leaves
 from agnoload.datasets import (
     ArrayDataset,
     Batch,
@@ -27,10 +30,10 @@ from agnoload.errors import (
     WorkerDied,
     WorkerTimeout,
 )
+from agnoload.fetching.error_policy import Retry
 from agnoload.loader import DataLoader
-from agnoload.plugins import get_backend, list_backends
+from agnoload.monitoring.stats import Benchmark, Stats
 from agnoload.protocols import Backend
-from agnoload.ragged import Packed, PackedRows, Padded, Ragged, pack_sequences, ragged_collate
 from agnoload.samplers import (
     BalancedBatchSampler,
     BatchSampler,
@@ -46,7 +49,6 @@ from agnoload.samplers import (
     imbalance_weights,
 )
 from agnoload.seeding import sample_rng
-from agnoload.stats import Benchmark, Stats
 from agnoload.streams import (
     ChainDataset,
     FileStream,
@@ -59,8 +61,6 @@ from agnoload.streams import (
     read_parquet,
     read_tar,
 )
-from agnoload.tolerance import Retry
-from agnoload.tree import map_leaves
 from agnoload.worker_info import WorkerInfo, get_worker_info
 
 

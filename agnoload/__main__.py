@@ -9,8 +9,8 @@ import sys
 import numpy as np
 
 import agnoload
-from agnoload.cores import affine_cores, machine_cores, memory_limit, physical_memory, quota_cores, usable_cores
-from agnoload.pools.start import available_methods
+from agnoload.pools.launcher import available_methods
+from agnoload.system import affine_cores, machine_cores, memory_limit, physical_memory, quota_cores, usable_cores
 
 
 def report() -> str:

@@ -22,36 +22,8 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Self, Unpack, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from agnoload import plugins, seeding
-from agnoload.arguments import integer, number
-from agnoload.auto import ENOUGH, Choice, adjusted, choose_for_stream, choose_workers
-from agnoload.cores import usable_cores, usable_memory
-from agnoload.datasets import find_caches, find_large_lists
-from agnoload.epochs import Epochs
-from agnoload.errors import CALLED, DatasetNotPicklable, LoaderClosed, OptionError, StateError, warn
-from agnoload.fetch import Fetcher
-from agnoload.foreign import ForeignPlan, Stranger, checked
-from agnoload.generators import Watch
-from agnoload.journal import Journal
-from agnoload.loop import PLACED_AHEAD, LoaderIterator, end_with_program
-from agnoload.messages import Reply, Request
-from agnoload.options import check_callable, check_options
-from agnoload.plan import BatchPlan, OrderPlan, Plan, StreamedPlan
-from agnoload.pools.inline import InlinePool
-from agnoload.pools.processes import ProcessPool
-from agnoload.pools.start import Preload, release_server, start_server, use_server
-from agnoload.pools.threads import ThreadPool
-from agnoload.protocols import Backend, ClosableFetch, Empty, IndexArray, Pool
-from agnoload.ranks import local_world_size, rank_and_world
-from agnoload.samplers.basic import RandomSampler, SequentialSampler
-from agnoload.samplers.sampler import SeededSampler, effective_seed, has_random_access
-from agnoload.saved import shown
-from agnoload.seeding import Rewinder, SampleContext
-from agnoload.state import Place, capture, restore
-from agnoload.stats import Benchmark, Recorder, Stats, Timeline, size_of
-from agnoload.streams import StreamPlan, length_or_none, need_length, part_without_state, settle_ranks, split_of
-from agnoload.tolerance import Ceiling
-from agnoload.typed import (
+from agnoload import seeding
+from agnoload._types import (
     AnyOptions,
     Array,
     B,
@@ -72,8 +44,35 @@ from agnoload.typed import (
     TupleT,
     Unsaid,
 )
-from agnoload.window import Window
-from agnoload.words import brief, name_of, number_of
+from agnoload.backend import registry
+from agnoload.datasets import find_caches, find_large_lists
+from agnoload.errors import CALLED, DatasetNotPicklable, LoaderClosed, OptionError, StateError, warn
+from agnoload.fetching.error_policy import Ceiling
+from agnoload.fetching.fetch import Fetcher
+from agnoload.global_rng import Watch
+from agnoload.iterator import PLACED_AHEAD, LoaderIterator, end_with_program
+from agnoload.messages import Reply, Request
+from agnoload.monitoring.auto import ENOUGH, Choice, adjusted, choose_for_stream, choose_workers
+from agnoload.monitoring.logs import Journal
+from agnoload.monitoring.stats import Benchmark, Recorder, Stats, Timeline, size_of
+from agnoload.options import check_callable, check_options
+from agnoload.planning.epochs import Epochs
+from agnoload.planning.plan import BatchPlan, OrderPlan, Plan, StreamedPlan
+from agnoload.planning.state import Place, capture, restore
+from agnoload.planning.stream_plan import StreamPlan
+from agnoload.planning.user_sampler import ForeignPlan, Stranger, checked
+from agnoload.planning.window import Window
+from agnoload.pools.inline import InlinePool
+from agnoload.pools.launcher import Preload, release_server, start_server, use_server
+from agnoload.pools.processes import ProcessPool
+from agnoload.pools.threads import ThreadPool
+from agnoload.protocols import Backend, ClosableFetch, Empty, IndexArray, Pool
+from agnoload.samplers.base import SeededSampler, effective_seed, has_random_access
+from agnoload.samplers.basic import RandomSampler, SequentialSampler
+from agnoload.seeding import Rewinder, SampleContext
+from agnoload.streams import length_or_none, need_length, part_without_state, settle_ranks, split_of
+from agnoload.system import local_world_size, rank_and_world, usable_cores, usable_memory
+from agnoload.validate import brief, integer, name_of, number, number_of, shown
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
@@ -238,9 +237,9 @@ class DataLoader(Generic[SampleT, BatchT]):
             in_order=in_order, device=device, seed=seed, worker_type=worker_type, on_error=on_error,
             max_worker_restarts=max_worker_restarts, retry=retry, max_failed=max_failed,
         )  # fmt: skip
-        self._backend = plugins.get_backend(backend)
+        self._backend = registry.get_backend(backend)
         self._place_on = self._backend.check(device, options.pin_memory)
-        world = plugins.rank_and_world(self._backend)
+        world = registry.rank_and_world(self._backend)
         split = options.stream and settle_ranks(options.dataset, world)
         self._sampler = self._make_sampler(world)
         self._stranger = Stranger(self._sampler)
@@ -634,7 +633,7 @@ class DataLoader(Generic[SampleT, BatchT]):
             restarts=options.max_worker_restarts,
             attach=self._backend.attach if options.pin_memory else None,
             fence=self._backend.fence,
-            environment=plugins.worker_environment(),
+            environment=registry.worker_environment(),
             listen=self._journal.replay,
         )
         self._preload = pool.preload  # kept for the next epoch
@@ -874,7 +873,7 @@ class DataLoader(Generic[SampleT, BatchT]):
             options["batch_size"] = 1
         if self._options.sampler is not None or self._options.stream or self._options.batch_sampler is not None:
             options["shuffle"] = None
-        foreign = type(self._backend) is not type(plugins.get_backend(self._backend.name))
+        foreign = type(self._backend) is not type(registry.get_backend(self._backend.name))
         options["backend"] = self._backend if foreign else self._backend.name
         own = vars(DataLoader(()))
         attributes = {name: value for name, value in vars(self).items() if name not in own}

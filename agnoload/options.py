@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from agnoload.arguments import flag, integer, number, word
+from agnoload.batching.ragged import ragged_collate
 from agnoload.datasets import refuse_table
 from agnoload.errors import AgnoloadWarning, OptionError
-from agnoload.pools.start import method_of
-from agnoload.ragged import ragged_collate
+from agnoload.fetching.error_policy import Retry, check_max_failed, check_retry
+from agnoload.pools.launcher import method_of
 from agnoload.seeding import check_seed
 from agnoload.streams import is_stream
-from agnoload.tolerance import Retry, check_max_failed, check_retry
+from agnoload.validate import flag, integer, number, word
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ import numpy as np
 
 from agnoload import ArrayDataset, DataLoader
 from agnoload.messages import Reply
-from agnoload.stats import Recorder, size_of
+from agnoload.monitoring.stats import Recorder, size_of
 
 BATCHES: dict[str, Any] = {
     "an array": np.zeros(3),

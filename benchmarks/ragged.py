@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from agnoload.ragged import Ragged, pack_sequences, ragged_collate
+from agnoload.batching.ragged import Ragged, pack_sequences, ragged_collate
 
 Work = Callable[[], Any]
 

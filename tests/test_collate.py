@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from agnoload import plugins
-from agnoload.collate import (
+from agnoload.backend import registry
+from agnoload.batching.collate import (
     JOINED_BYTES,
     collate,
     default_collate,
@@ -64,11 +64,11 @@ class Scan:
 
 
 @pytest.fixture(autouse=True)
-def registry() -> Iterator[None]:
+def own_rules() -> Iterator[None]:
     before = registry_snapshot()
     yield
     install_registry(before)
-    set_to_numpy(plugins.to_numpy)
+    set_to_numpy(registry.to_numpy)
 
 
 def same(got: Any, expected: Any) -> None:

@@ -15,15 +15,30 @@ BACKENDS = ROOT / "backends"
 
 LAYERS = [
     {"errors", "messages", "protocols", "worker_info"},
-    {"tree", "arguments", "memory", "saved", "seeding", "ranks", "reach", "cores", "locks", "words", "typed"},
-    {"datasets", "streams", "samplers", "collate", "ragged", "transport"},
-    {"fetch", "window", "state", "plan", "foreign", "generators", "stats", "plugins", "auto", "tolerance", "journal"},
+    {"validate", "system", "memory", "inspect", "seeding", "_types"},
+    {"batching"},
+    {"transport", "backend"},
+    {"datasets", "streams", "samplers"},
+    {"global_rng", "planning", "fetching", "monitoring"},
     {"pools"},
-    {"options", "loop", "epochs"},
+    {"options", "iterator"},
     {"loader"},
     {"__init__", "__main__", "testing"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
+
+TO_GO = {
+    ("fetching.fetch", "planning.plan"),
+    ("planning.epochs", "iterator"),
+    ("planning.plan", "fetching.stream_reader"),
+    ("planning.stream_plan", "fetching.stream_reader"),
+    ("planning.plan", "planning.stream_plan"),
+    ("datasets.base", "datasets.combine"),
+    ("streams.base", "streams.group"),
+    ("streams.base", "streams.ranks"),
+    ("streams.base", "streams.shuffle"),
+}
+"""Imports against the rules below that are still there; each must exist, so that this list can only get shorter."""
 
 FRAMEWORKS = re.compile(r"\b(torch|jax|jaxlib|flax|cupy|tensorflow|mlx)\b")
 
@@ -72,9 +87,24 @@ def test_every_module_has_a_layer(module: str) -> None:
     assert place(module) in LEVEL, f"say in LAYERS where {module} stands"
 
 
+def wanted(module: str) -> set[str]:
+    return {m for m in imported_modules(MODULES[module]) if (module[9:], m[9:]) not in TO_GO} - {module}
+
+
 @pytest.mark.parametrize("module", MODULES)
 def test_no_module_imports_one_above_it(module: str) -> None:
-    assert [m for m in imported_modules(MODULES[module]) if LEVEL[place(m)] > LEVEL[place(module)]] == []
+    assert [m for m in wanted(module) if LEVEL[place(m)] > LEVEL[place(module)]] == []
+
+
+def test_planning_and_fetching_do_not_know_each_other() -> None:
+    rooms = {"planning", "fetching"}
+    assert [(m, w) for m in MODULES for w in wanted(m) if {place(m), place(w)} == rooms] == []
+
+
+def test_each_import_that_is_to_go_is_still_there() -> None:
+    assert [
+        edge for edge in TO_GO if f"agnoload.{edge[1]}" not in imported_modules(MODULES[f"agnoload.{edge[0]}"])
+    ] == []
 
 
 def test_the_design_page_lists_the_layers_as_they_are() -> None:
@@ -87,13 +117,11 @@ def test_the_design_page_lists_the_layers_as_they_are() -> None:
 
 
 def test_no_imports_go_round_in_a_circle() -> None:
-    wanted: dict[str, set[str]] = {place(module): set() for module in MODULES}
-    for module, path in MODULES.items():
-        wanted[place(module)] |= {place(m) for m in imported_modules(path)} - {place(module)}
-    while wanted:
-        ready = {name for name, needs in wanted.items() if not needs & set(wanted)}
-        assert ready, f"a circle among {sorted(wanted)}"
-        wanted = {name: needs for name, needs in wanted.items() if name not in ready}
+    left = {module: wanted(module) for module in MODULES}
+    while left:
+        ready = {name for name, needs in left.items() if not needs & set(left)}
+        assert ready, f"a circle among {sorted(left)}"
+        left = {name: needs for name, needs in left.items() if name not in ready}
 
 
 def code_words(path: Path) -> Iterator[tuple[int, str]]:

@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from agnoload.collate import default_collate
+from agnoload.batching.collate import default_collate
+from agnoload.batching.ragged import Packed, Padded, Ragged, RaggedCollate, pack_sequences, ragged_collate
+from agnoload.batching.tree import map_leaves, path_text, walk
 from agnoload.errors import CollateError, OptionError
-from agnoload.ragged import Packed, Padded, Ragged, RaggedCollate, pack_sequences, ragged_collate
-from agnoload.tree import map_leaves, path_text, walk
 
 Array = np.ndarray[Any, Any]
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agnoload.tree import Node, map_leaves, node_of, path_text, register_node, walk
+from agnoload.batching.tree import Node, map_leaves, node_of, path_text, register_node, walk
 
 
 class Point(NamedTuple):

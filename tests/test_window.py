@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 import agnoload
 from agnoload.errors import AgnoloadError
 from agnoload.messages import Reply, Request
+from agnoload.planning.window import Window
 from agnoload.testing import FakePool
-from agnoload.window import Window
 
 
 def request(number: int) -> Request:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from agnoload.datasets.base import Dataset, check_indices
 from agnoload.errors import OptionError
 from agnoload.protocols import Empty, IndexArray
-from agnoload.words import number_of
+from agnoload.validate import number_of
 
 Array = npt.NDArray[Any]
 T_co = TypeVar("T_co", covariant=True)

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from agnoload._types import Samples
 from agnoload.errors import OptionError
 from agnoload.protocols import Empty, IndexArray
-from agnoload.typed import Samples
-from agnoload.words import brief, counted, name_of
+from agnoload.validate import brief, counted, name_of
 
 if TYPE_CHECKING:
     from agnoload.datasets.combine import ConcatDataset

@@ -21,12 +21,11 @@ import cloudpickle
 import numpy as np
 import numpy.typing as npt
 
-from agnoload.arguments import positive
+from agnoload._types import Samples
 from agnoload.datasets.base import Dataset, checked_index, length_of
 from agnoload.errors import AgnoloadWarning, one_line
-from agnoload.transport.shared import SharedFile, is_sending
-from agnoload.typed import Samples
-from agnoload.words import brief, number_of
+from agnoload.transport.memory import SharedFile, is_sending
+from agnoload.validate import brief, number_of, positive
 
 T_co = TypeVar("T_co", covariant=True)
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, overload
 import numpy as np
 import numpy.typing as npt
 
-from agnoload.arguments import members
+from agnoload._types import Samples
 from agnoload.datasets.arrays import Row
 from agnoload.datasets.base import (
     Dataset,
@@ -24,8 +24,7 @@ from agnoload.datasets.base import (
 )
 from agnoload.errors import OptionError
 from agnoload.protocols import Empty, IndexArray
-from agnoload.typed import Samples
-from agnoload.words import brief
+from agnoload.validate import brief, members
 
 T_co = TypeVar("T_co", covariant=True)
 A = TypeVar("A")

@@ -11,10 +11,10 @@ from typing import Any, Literal, SupportsIndex, TypeVar, overload
 import numpy as np
 import numpy.typing as npt
 
-from agnoload.arguments import members
 from agnoload.datasets.base import Dataset
 from agnoload.errors import OptionError
 from agnoload.protocols import IndexArray
+from agnoload.validate import members
 
 T = TypeVar("T")
 

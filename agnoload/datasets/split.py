@@ -9,13 +9,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from agnoload.arguments import members
+from agnoload._types import Samples
 from agnoload.datasets.base import length_of
 from agnoload.datasets.combine import Subset
 from agnoload.errors import OptionError
 from agnoload.seeding import Purpose, draw_from, draw_seed
 from agnoload.seeding import generator as keyed_generator
-from agnoload.typed import Samples
+from agnoload.validate import members
 
 S = TypeVar("S")
 

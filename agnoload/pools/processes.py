@@ -31,11 +31,12 @@ from typing import Any
 
 import numpy as np
 
-from agnoload import plugins
+from agnoload.backend import registry
 from agnoload.errors import CALLED, AgnoloadError, LoaderClosed, WorkerDied, WorkerTimeout, add_note, warn
-from agnoload.journal import Said, heard, settings
+from agnoload.inspect import plain_values
 from agnoload.messages import Reply, Request, Start, describe_request, plain_indices
-from agnoload.pools.start import (
+from agnoload.monitoring.logs import Said, heard, settings
+from agnoload.pools.launcher import (
     THREADS,
     UNKNOWN,
     ForkServer,
@@ -66,12 +67,11 @@ from agnoload.pools.worker import (
     check_reading,
     checksum,
 )
-from agnoload.reach import plain_values
-from agnoload.transport import byvalue
+from agnoload.transport import pickling
 from agnoload.transport.arena import Arena, Attach, Fence, Slot
-from agnoload.transport.failures import Described, restore
+from agnoload.transport.memory import sending
 from agnoload.transport.payload import Digest, digest, pack
-from agnoload.transport.shared import sending
+from agnoload.transport.remote_errors import Described, restore
 from agnoload.transport.wire import Place, decode
 
 SILENCE = 60.0
@@ -359,10 +359,10 @@ class ProcessPool:
             try:
                 data = pickle.dumps(request, 5)
             except (pickle.PicklingError, AttributeError, TypeError):
-                data = byvalue.dumps(request)
+                data = pickling.dumps(request)
             else:
                 if b"_main__" in data and self._payload >= 0:  # perhaps a class of the script, which only forks have
-                    data = byvalue.dumps(request)
+                    data = pickling.dumps(request)
         slot.reset()
         slot.put(data)
         self._tickets += 1
@@ -739,7 +739,7 @@ def surroundings(environment: Mapping[str, str], parts: Mapping[str, Any]) -> di
         "errstate": np.geterr(),
         "decimal": context,
         "locale": locale.setlocale(locale.LC_ALL),
-        "frameworks": pickle.dumps(plugins.framework_settings()),
+        "frameworks": pickle.dumps(registry.framework_settings()),
         "values": plain_values(parts),
         "signals": answered(),
     }

@@ -25,17 +25,17 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from agnoload.cores import resident
 from agnoload.errors import AgnoloadError
-from agnoload.journal import Listener
+from agnoload.inspect import differing_values
 from agnoload.messages import Reply, Request, Start, describe_request
+from agnoload.monitoring.logs import Listener
 from agnoload.protocols import ClosableFetch
-from agnoload.reach import differing_values
+from agnoload.system import resident
 from agnoload.transport.arena import Mapping as Memory
 from agnoload.transport.arena import Slot, Slots
-from agnoload.transport.byvalue import inherit_classes
-from agnoload.transport.failures import describe
 from agnoload.transport.payload import Payload
+from agnoload.transport.pickling import inherit_classes
+from agnoload.transport.remote_errors import describe
 from agnoload.transport.wire import Place, encode
 
 REQUEST = struct.Struct("<4q")

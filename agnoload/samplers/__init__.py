@@ -6,12 +6,12 @@ from agnoload.samplers.balanced import (
     CyclicClassBatchSampler,
     imbalance_weights,
 )
+from agnoload.samplers.base import Sampler, SeededSampler, effective_seed, has_random_access, is_sampler
 from agnoload.samplers.basic import RandomSampler, SequentialSampler, SubsetRandomSampler
 from agnoload.samplers.batch import BatchSampler
 from agnoload.samplers.buckets import BucketBatchSampler
 from agnoload.samplers.distributed import DistributedSampler
 from agnoload.samplers.order import BatchOrder, Order, batched
-from agnoload.samplers.sampler import Sampler, SeededSampler, effective_seed, has_random_access, is_sampler
 from agnoload.samplers.weighted import WeightedRandomSampler
 
 __all__ = [

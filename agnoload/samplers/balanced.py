@@ -12,16 +12,15 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from agnoload.arguments import integer, number, positive, word
 from agnoload.errors import OptionError
 from agnoload.protocols import IndexArray
 from agnoload.samplers.apportion import Rotation, class_counts, class_shares, floors
+from agnoload.samplers.base import Fixed, SeededSampler
 from agnoload.samplers.classes import ClassIndex
 from agnoload.samplers.order import BatchOrder, indivisible
 from agnoload.samplers.rounds import ShuffledCycles
-from agnoload.samplers.sampler import Fixed, SeededSampler
 from agnoload.seeding import Purpose, Rewinder
-from agnoload.words import number_of
+from agnoload.validate import integer, number, number_of, positive, word
 
 
 def imbalance_weights(labels: Any, alpha: float = 1.0) -> npt.NDArray[np.float64]:

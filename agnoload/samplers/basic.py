@@ -8,14 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from agnoload.arguments import flag, positive, sized
 from agnoload.errors import OptionError
 from agnoload.protocols import IndexArray
+from agnoload.samplers.base import Fixed, SeededSampler, digest, vector
 from agnoload.samplers.order import Order, in_chunks, in_sequence
-from agnoload.samplers.permutation import shuffled
-from agnoload.samplers.sampler import Fixed, SeededSampler, digest, vector
+from agnoload.samplers.shuffle import shuffled
 from agnoload.seeding import Purpose, Rewinder
-from agnoload.words import number_of
+from agnoload.validate import flag, number_of, positive, sized
 
 DRAWS = 1 << 12
 """Part of the saved format: draws with replacement are made in chunks of this size, each with a key of its own."""

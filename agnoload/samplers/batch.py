@@ -6,11 +6,10 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any
 
-from agnoload.arguments import flag, positive
 from agnoload.errors import OptionError
+from agnoload.samplers.base import AroundSampler, has_random_access
 from agnoload.samplers.order import BatchOrder, batched
-from agnoload.samplers.sampler import AroundSampler, has_random_access
-from agnoload.words import brief
+from agnoload.validate import brief, flag, positive
 
 
 class BatchSampler(AroundSampler[list[int]]):

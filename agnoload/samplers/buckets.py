@@ -7,16 +7,15 @@ from typing import Any, Literal
 
 import numpy as np
 
-from agnoload.arguments import flag, positive, word
 from agnoload.errors import OptionError
 from agnoload.protocols import IndexArray
+from agnoload.samplers.base import Fixed, SeededSampler
 from agnoload.samplers.classes import ClassIndex
 from agnoload.samplers.order import BatchOrder, Order, indivisible
-from agnoload.samplers.permutation import shuffled
 from agnoload.samplers.rounds import ARRAY_BELOW
-from agnoload.samplers.sampler import Fixed, SeededSampler
+from agnoload.samplers.shuffle import shuffled
 from agnoload.seeding import Purpose, Rewinder
-from agnoload.words import number_of
+from agnoload.validate import flag, number_of, positive, word
 
 GROWTH = 1.125
 """Part of the saved format: a default bucket's longest item is at most this much longer than its shortest."""

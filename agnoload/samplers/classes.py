@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from agnoload.errors import OptionError
 from agnoload.protocols import IndexArray
-from agnoload.samplers.sampler import digest, vector
+from agnoload.samplers.base import digest, vector
 
 
 class ClassIndex:

@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from agnoload.arguments import flag, integer, positive, sized, word
 from agnoload.errors import AgnoloadWarning, OptionError
-from agnoload.ranks import check_rank, rank_and_world
+from agnoload.samplers.base import AroundSampler, Fixed, has_random_access, is_sampler
 from agnoload.samplers.basic import RandomSampler, SequentialSampler
 from agnoload.samplers.order import BatchOrder, Order, Tail, every, every_batch, share
-from agnoload.samplers.sampler import AroundSampler, Fixed, has_random_access, is_sampler
-from agnoload.words import brief, number_of
+from agnoload.system import check_rank, rank_and_world
+from agnoload.validate import brief, flag, integer, number_of, positive, sized, word
 
 
 class DistributedSampler(AroundSampler[Any]):
@@ -29,7 +28,7 @@ class DistributedSampler(AroundSampler[Any]):
     If the indices cannot be split evenly, `tail="pad"` (the default, as in torch) repeats indices from the beginning
     until they can, see `is_padding`; `"drop"` (or `drop_last=True`) leaves out the remainder on every rank; `"keep"`
     gives each index exactly once, so shares differ by at most one. Where rank and world size are not given, they come
-    from the environment, see `agnoload.ranks`, or from the loader's backend. Without a seed it uses the loader's, or
+    from the environment, see `agnoload.system`, or from the loader's backend. Without a seed it uses the loader's, or
     else 0, so that ranks agree. The epoch advances by itself.
 
     >>> [list(DistributedSampler(range(10), 3, rank, shuffle=False, tail="keep")) for rank in range(3)]

@@ -13,7 +13,7 @@ import numpy as np
 
 from agnoload.protocols import IndexArray
 from agnoload.samplers.order import BLOCK, Order, in_sequence
-from agnoload.samplers.permutation import shuffled
+from agnoload.samplers.shuffle import shuffled
 from agnoload.seeding import Purpose, Rewinder
 
 ARRAY_BELOW = 1 << 16

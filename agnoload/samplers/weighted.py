@@ -7,14 +7,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from agnoload.arguments import flag, positive
 from agnoload.errors import OptionError
 from agnoload.protocols import IndexArray
+from agnoload.samplers.base import Fixed, SeededSampler, digest, vector
 from agnoload.samplers.basic import DRAWS, draws
 from agnoload.samplers.order import Order, from_array
-from agnoload.samplers.sampler import Fixed, SeededSampler, digest, vector
 from agnoload.seeding import Purpose, generator
-from agnoload.words import number_of
+from agnoload.validate import flag, number_of, positive
 
 Floats = npt.NDArray[np.float64]
 _SLICE = 1 << 16

@@ -8,9 +8,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
 
 from agnoload import seeding
-from agnoload.arguments import integer, members, positive
 from agnoload.errors import OptionError
-from agnoload.saved import items, whole
 from agnoload.seeding import Purpose, draw_seed, generator
 from agnoload.streams.cursor import (
     Cursor,
@@ -32,7 +30,7 @@ from agnoload.streams.cursor import (
     shard_length_of,
     shard_of,
 )
-from agnoload.words import brief, counted, name_of
+from agnoload.validate import brief, counted, integer, items, members, name_of, positive, whole
 
 if TYPE_CHECKING:
     from agnoload.streams.group import BatchedStream, PackedStream

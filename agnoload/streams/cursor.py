@@ -15,10 +15,8 @@ from contextlib import nullcontext
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from agnoload import seeding
-from agnoload.arguments import integer
 from agnoload.errors import SampleStopped, StateError, add_note
-from agnoload.saved import FARTHEST, fields, shown, whole
-from agnoload.words import name_of
+from agnoload.validate import FARTHEST, fields, integer, name_of, shown, whole
 from agnoload.worker_info import peek_worker_info
 
 T_co = TypeVar("T_co", covariant=True)

@@ -15,13 +15,11 @@ from typing import IO, Any, Literal, TypeVar
 
 import numpy as np
 
-from agnoload.arguments import members, positive, word
 from agnoload.datasets.packed import PackedList
 from agnoload.errors import BackendUnavailable, OptionError, add_note
-from agnoload.saved import FARTHEST, whole
 from agnoload.streams.base import IterableDataset
 from agnoload.streams.cursor import Cursor, CursorStream, ForeignCursor, Opening, guarded
-from agnoload.words import name_of, number_of
+from agnoload.validate import FARTHEST, members, name_of, number_of, positive, whole, word
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -292,7 +290,7 @@ def read_tar(path: Path, start: int = 0, dot: Literal["first", "last"] = "first"
     [{'__key__': '7', 'txt': b'ab', 'cls': b'ab'}]
     """
     name = os.fspath(path)
-    from agnoload.streams.tar import samples  # half a MiB that workers which read no tar do without
+    from agnoload.streams.readers import samples  # half a MiB that workers which read no tar do without
 
     with _open(name) as file:
         yield from samples(file, name, start, word("dot", dot, ("first", "last")) == "first")

@@ -9,10 +9,8 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from agnoload.arguments import integer, positive
+from agnoload.batching.ragged import PackedRows
 from agnoload.errors import OptionError, StateError
-from agnoload.ragged import PackedRows
-from agnoload.saved import items
 from agnoload.streams.base import DerivedStream, IterableDataset, lanes_of, need_length, need_shards
 from agnoload.streams.cursor import (
     Cursor,
@@ -24,7 +22,7 @@ from agnoload.streams.cursor import (
     open_stream,
     shard_length_of,
 )
-from agnoload.words import brief
+from agnoload.validate import brief, integer, items, positive
 
 T_co = TypeVar("T_co", covariant=True)
 

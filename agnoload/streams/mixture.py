@@ -9,16 +9,14 @@ from typing import Any, Literal, TypeVar, get_args, overload
 
 import numpy as np
 
-from agnoload.arguments import flag, integer, members, word
+from agnoload._types import Source
 from agnoload.datasets.base import length_of
 from agnoload.errors import OptionError, StateError
 from agnoload.samplers.apportion import exact_shares
-from agnoload.saved import FARTHEST, fields, items, shown, whole
 from agnoload.seeding import Purpose, check_seed, generator
 from agnoload.streams.base import IterableDataset, RowsStream, seed_and_epoch
 from agnoload.streams.cursor import Cursor, CursorStream, Opening, is_stream, open_stream
-from agnoload.typed import Source
-from agnoload.words import brief, number_of
+from agnoload.validate import FARTHEST, brief, fields, flag, integer, items, members, number_of, shown, whole, word
 
 T_co = TypeVar("T_co", covariant=True)
 S = TypeVar("S")

@@ -8,10 +8,7 @@ from itertools import accumulate
 from typing import Any, NamedTuple, TypeVar, get_args
 
 from agnoload import seeding
-from agnoload.arguments import word
 from agnoload.errors import OptionError
-from agnoload.ranks import check_rank, rank_and_world
-from agnoload.saved import items, whole
 from agnoload.streams.base import (
     ChainDataset,
     DerivedStream,
@@ -32,7 +29,8 @@ from agnoload.streams.cursor import (
     shard_length_of,
     shard_of,
 )
-from agnoload.words import brief
+from agnoload.system import check_rank, rank_and_world
+from agnoload.validate import brief, items, whole, word
 
 T_co = TypeVar("T_co", covariant=True)
 

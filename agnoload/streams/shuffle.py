@@ -9,11 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from agnoload import seeding
-from agnoload.arguments import positive
 from agnoload.seeding import Purpose, check_seed, draw_seed, generator
 from agnoload.streams.base import DerivedStream, as_stream, seed_and_epoch
 from agnoload.streams.cursor import Cursor, Opening, open_stream, shard_length_of, shard_of
-from agnoload.words import brief
+from agnoload.validate import brief, positive
 
 T_co = TypeVar("T_co", covariant=True)
 

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from agnoload import plugins
+from agnoload.backend import registry
+from agnoload.batching.tree import map_leaves, path_text, walk
 from agnoload.errors import AgnoloadWarning, StateError
-from agnoload.pools.start import kept_server
-from agnoload.tree import map_leaves, path_text, walk
-from agnoload.words import number_of
+from agnoload.pools.launcher import kept_server
+from agnoload.validate import number_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -200,7 +200,7 @@ def comparable(batch: Any) -> tuple[str, list[_Leaf]]:
 
 
 def _leaf(path: str, leaf: Any) -> _Leaf:
-    array = leaf if isinstance(leaf, (np.ndarray, np.generic)) else plugins.to_numpy(leaf)
+    array = leaf if isinstance(leaf, (np.ndarray, np.generic)) else registry.to_numpy(leaf)
     kind = f"{type(leaf).__module__}.{type(leaf).__qualname__}"
     if array is not None and not array.dtype.hasobject:
         return _Leaf(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from agnoload.samplers import BatchOrder, DistributedSampler, Order, SeededSampler, effective_seed, has_random_access
-from agnoload.words import number_of
+from agnoload.validate import number_of
 
 _SEEDS = (0, 7)
 _EPOCHS = (0, 1, 5)

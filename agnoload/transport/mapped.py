@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agnoload.errors import AgnoloadError
-from agnoload.transport.shared import descriptors
+from agnoload.transport.memory import descriptors
 
 _COPIED = 1 << 20
 """A private mapping is copied, as a fork copies it; only a large one that nobody has changed yet is mapped instead."""

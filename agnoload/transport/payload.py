@@ -30,14 +30,14 @@ import cloudpickle
 import numpy as np
 
 from agnoload.errors import DatasetNotPicklable, add_note, one_line, warn
-from agnoload.locks import free_in_forks
-from agnoload.reach import LONG, within_reach
+from agnoload.inspect import LONG, within_reach
+from agnoload.system import free_in_forks
 from agnoload.transport import spawning
 from agnoload.transport.arena import HUGE, aligned, anonymous_file
 from agnoload.transport.arena import Mapping as Memory
-from agnoload.transport.byvalue import Pickler, learn_classes
 from agnoload.transport.mapped import MappedFiles
-from agnoload.transport.shared import receiving, sending
+from agnoload.transport.memory import receiving, sending
+from agnoload.transport.pickling import Pickler, learn_classes
 
 _HEAD = struct.Struct("<4q")  # bytes of the surroundings, of the pickle, number of spans, bytes in all
 _P = TypeVar("_P", bound=Pickler)

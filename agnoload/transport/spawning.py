@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from importlib import import_module
 from typing import Any
 
-from agnoload.transport.shared import Descriptor, descriptors
+from agnoload.transport.memory import Descriptor, descriptors
 
 LIBRARIES = ("multiprocessing", "multiprocess")
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from agnoload.transport import byvalue
+from agnoload.transport import pickling
 from agnoload.transport.arena import Arena, Slot, aligned_empty
 
 _WRITABLE = pickle.PickleBuffer(bytearray(1))
@@ -51,9 +51,9 @@ class _Arrays:
     def reducer_override(self, value: Any) -> Any:
         if type(value) is not np.ndarray:
             if isinstance(value, type):
-                return byvalue.class_by_name(value)
-            reduced = byvalue.own_by_name(value)
-            return byvalue.as_array(value) if reduced is NotImplemented else reduced
+                return pickling.class_by_name(value)
+            reduced = pickling.own_by_name(value)
+            return pickling.as_array(value) if reduced is NotImplemented else reduced
         dtype = value.dtype
         if dtype.hasobject:
             return NotImplemented
@@ -73,10 +73,10 @@ class _Pickler(_Arrays, pickle.Pickler):
     pass
 
 
-class _ByValue(_Arrays, byvalue.Pickler):
+class _ByValue(_Arrays, pickling.Pickler):
     def reducer_override(self, value: Any) -> Any:
         reduced = super().reducer_override(value)
-        return byvalue.Pickler.reducer_override(self, value) if reduced is NotImplemented else reduced
+        return pickling.Pickler.reducer_override(self, value) if reduced is NotImplemented else reduced
 
 
 def _array(shape: Any, kind: Any, memory: Any, offset: int, strides: Any) -> npt.NDArray[Any]:

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agnoload import AgnoloadWarning, BackendUnavailable, DataLoader, OptionError, get_backend, plugins
+from agnoload import AgnoloadWarning, BackendUnavailable, DataLoader, OptionError, get_backend
+from agnoload.backend import registry
 from agnoload.testing.backends import check_backend
 
 
@@ -109,7 +110,7 @@ def fake_cupy(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         runtime=runtime, Device=FakeDevice, Stream=FakeStream, get_current_stream=lambda: consumer
     )
     monkeypatch.setitem(sys.modules, "cupy", module)
-    monkeypatch.setattr(plugins, "_loaded", None)  # and forgets the stand-in afterwards
+    monkeypatch.setattr(registry, "_loaded", None)  # and forgets the stand-in afterwards
     log.clear()
     events.clear()
     vars(settings).update(devices=2, done=False, refuse=False)

@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 
 import agnoload
-from agnoload import AgnoloadWarning, BackendUnavailable, OptionError, get_backend, plugins
+from agnoload import AgnoloadWarning, BackendUnavailable, OptionError, get_backend
+from agnoload.backend import registry
 from agnoload.testing.backends import _Slots
 
 jax = pytest.importorskip("jax")
@@ -259,7 +260,7 @@ def test_placing_keeps_the_structure_and_what_jax_cannot_hold(backend: Any) -> N
 def test_samples_with_jax_arrays_become_arrays(backend: Any) -> None:
     assert backend.to_numpy(jnp.arange(3)).tolist() == [0, 1, 2]
     assert backend.to_numpy(jnp.ones(2, jnp.bfloat16)).dtype.name == "bfloat16"
-    array = plugins.to_numpy(jnp.arange(3))
+    array = registry.to_numpy(jnp.arange(3))
     assert array is not None
     assert array.tolist() == [0, 1, 2]
     assert backend.to_numpy(jax.devices()[0]) is None
@@ -267,20 +268,20 @@ def test_samples_with_jax_arrays_become_arrays(backend: Any) -> None:
 
 def test_a_random_key_of_jax_gives_63_bits(backend: Any) -> None:
     for make in (jax.random.key, jax.random.PRNGKey):
-        numbers = [plugins.seed_from(make(seed)) for seed in range(4)]
+        numbers = [registry.seed_from(make(seed)) for seed in range(4)]
         assert len(set(numbers)) == 4
         assert all(number is not None and 0 <= number < 2**63 for number in numbers)
-        assert plugins.seed_from(make(0)) == numbers[0]
+        assert registry.seed_from(make(0)) == numbers[0]
 
 
 @pytest.mark.slow
 def test_a_loader_on_a_cpu_takes_no_device_before_it_must() -> None:
     code = """
         import jax, agnoload
-        from agnoload import plugins
+        from agnoload.backend import registry
         backend = agnoload.get_backend("jax")
         backend.check()
-        print(backend.world(), plugins.rank_and_world(backend))
+        print(backend.world(), registry.rank_and_world(backend))
         jax.config.update("jax_num_cpu_devices", 3)  # refused once JAX has taken its devices
         print(jax.device_count())
     """
@@ -288,7 +289,7 @@ def test_a_loader_on_a_cpu_takes_no_device_before_it_must() -> None:
 
 
 def test_c54_a_worker_that_imports_jax_sees_a_cpu_only() -> None:
-    environment = plugins.worker_environment()
+    environment = registry.worker_environment()
     assert environment["JAX_PLATFORMS"] == "cpu"
     assert run("import jax; print({d.platform for d in jax.devices()})", **environment) == "{'cpu'}\n"
 
@@ -368,12 +369,12 @@ HOST = """
     import sys
     import jax, numpy as np, agnoload
     from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-    from agnoload import plugins
+    from agnoload.backend import registry
     rank, address = int(sys.argv[1]), sys.argv[2]
     backend = agnoload.get_backend("jax")
     assert backend.world() is None
     jax.distributed.initialize(address, num_processes=2, process_id=rank)
-    assert backend.world() == plugins.rank_and_world(agnoload.get_backend("numpy")) == (rank, 2)
+    assert backend.world() == registry.rank_and_world(agnoload.get_backend("numpy")) == (rank, 2)
     assert jax.device_count() == 8 and len(jax.local_devices()) == 4
     sharding = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), P("data"))
     device = backend.check(sharding)

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 import agnoload
-from agnoload import AgnoloadWarning, Backend, BackendUnavailable, OptionError, plugins
-from agnoload.plugins import GROUP, Loaded, Plugin
+from agnoload import AgnoloadWarning, Backend, BackendUnavailable, OptionError
+from agnoload.backend import registry
+from agnoload.backend.registry import GROUP, Loaded, Plugin
 
 OURS = {"torch", "jax", "cupy"}
 
@@ -62,7 +63,7 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     module = ModuleType("made_up")
     vars(module).update(Plain=Plain, Framed=Framed, Failing=Failing, number=3)
     monkeypatch.setitem(sys.modules, "made_up", module)
-    monkeypatch.setattr(plugins, "_told", set())
+    monkeypatch.setattr(registry, "_told", set())
     return module
 
 
@@ -71,9 +72,9 @@ def load_framework(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_our_three_backends_are_found_by_their_entry_points() -> None:
-    assert set(plugins.by_name(plugins.installed())) >= OURS
+    assert set(registry.by_name(registry.installed())) >= OURS
     for name in OURS:
-        kind = plugins.load(plugins.by_name(plugins.installed())[name])
+        kind = registry.load(registry.by_name(registry.installed())[name])
         assert kind.name == kind.framework == name
         assert kind.requirement == f"agnoload[{name}]"
 
@@ -81,7 +82,7 @@ def test_our_three_backends_are_found_by_their_entry_points() -> None:
 @pytest.mark.slow
 def test_finding_and_loading_our_backends_imports_no_framework() -> None:
     code = (
-        "import sys, agnoload.plugins as p; p.loaded_backends(); p.worker_environment(); p.plugin_table();"
+        "import sys, agnoload.backend.registry as p; p.loaded_backends(); p.worker_environment(); p.plugin_table();"
         "print(sorted({'torch', 'jax', 'cupy', 'ml_dtypes'} & set(sys.modules)))"
     )
     assert (
@@ -91,7 +92,7 @@ def test_finding_and_loading_our_backends_imports_no_framework() -> None:
 
 
 def test_numpy_needs_no_look_at_the_installed_packages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plugins, "installed", lambda: pytest.fail("looked"))
+    monkeypatch.setattr(registry, "installed", lambda: pytest.fail("looked"))
     assert type(agnoload.get_backend("numpy")) is Backend
 
 
@@ -105,12 +106,12 @@ def test_a_backend_and_a_class_of_backends_serve_as_they_are() -> None:
 
 def test_an_unknown_name_lists_what_is_installed() -> None:
     with pytest.raises(OptionError, match="installed names 'numpy', 'framed', 'plain'; got 'torhc'"):
-        plugins.make("torhc", [point("plain", "Plain"), point("framed", "Framed")])
+        registry.make("torhc", [point("plain", "Plain"), point("framed", "Framed")])
 
 
 def test_a_missing_framework_gives_the_line_that_installs_it() -> None:
     with pytest.raises(BackendUnavailable, match=r"needs framed, which is not installed: pip install framed$"):
-        plugins.make("framed", [point("framed", "Framed")])
+        registry.make("framed", [point("framed", "Framed")])
 
 
 @pytest.mark.parametrize("name", sorted(OURS))
@@ -120,7 +121,7 @@ def test_our_missing_frameworks_give_the_line_with_the_extra(name: str, monkeypa
     with pytest.raises(BackendUnavailable, match=message):
         agnoload.get_backend(name)
     with pytest.raises(BackendUnavailable, match=message):
-        plugins.load(plugins.by_name(plugins.installed())[name])().check()
+        registry.load(registry.by_name(registry.installed())[name])().check()
 
 
 def test_a_framework_that_fails_at_import_is_told_from_a_missing_one(
@@ -128,7 +129,7 @@ def test_a_framework_that_fails_at_import_is_told_from_a_missing_one(
 ) -> None:
     (tmp_path / "framed.py").write_text("import a_part_that_is_missing")
     monkeypatch.syspath_prepend(tmp_path)
-    backend = plugins.make("framed", [point("framed", "Framed")])
+    backend = registry.make("framed", [point("framed", "Framed")])
     with pytest.raises(BackendUnavailable, match=r"cannot be imported: ModuleNotFoundError.*a_part_that_is_missing"):
         backend.require()
 
@@ -143,44 +144,44 @@ def test_a_framework_that_fails_at_import_is_told_from_a_missing_one(
 )
 def test_a_broken_plugin_is_named_with_its_cause(target: str, cause: str) -> None:
     with pytest.raises(BackendUnavailable, match=rf"'bad' \(made_up:{target}\) is broken: {cause}"):
-        plugins.make("bad", [point("bad", target)])
+        registry.make("bad", [point("bad", target)])
 
 
 def test_a_broken_plugin_is_one_warning_and_leaves_the_others_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     points = [point("bad", "absent"), point("framed", "Framed"), point("failing", "Failing"), point("plain", "Plain")]
     load_framework(monkeypatch)
     with pytest.warns(AgnoloadWarning, match="'bad'") as caught:
-        table = plugins.table_of(points)
+        table = registry.table_of(points)
     assert len(caught) == 1
     assert [plugin.name for plugin in table] == ["failing", "framed"]
     loaded = Loaded(table)
     with pytest.warns(AgnoloadWarning, match="'failing'.*no licence") as caught:
         assert [backend.name for backend in loaded.backends()] == ["framed"]
     assert len(caught) == 1
-    assert plugins.table_of(points) == table  # said once
+    assert registry.table_of(points) == table  # said once
     assert [backend.name for backend in loaded.backends()] == ["framed"]
 
 
 def test_the_list_says_ready_or_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
     points = [point("plain", "Plain"), point("framed", "Framed"), point("bad", "absent"), point("numpy", "absent")]
-    listed = plugins.describe(points)
+    listed = registry.describe(points)
     assert list(listed) == ["numpy", "bad", "framed", "plain"]
     assert listed["numpy"] == listed["plain"] == "ready"
     assert "pip install framed" in listed["framed"]
     assert "is broken" in listed["bad"]
     load_framework(monkeypatch)
     monkeypatch.setattr(Plain, "check", lambda self: 1 / 0)
-    assert plugins.describe(points)["framed"] == "ready"
-    assert plugins.describe(points)["plain"] == "its check failed: ZeroDivisionError: division by zero"
+    assert registry.describe(points)["framed"] == "ready"
+    assert registry.describe(points)["plain"] == "its check failed: ZeroDivisionError: division by zero"
 
 
 def test_of_two_packages_with_one_name_the_first_is_used_and_a_warning_says_so() -> None:
     points = [point("plain", "Plain"), point("plain", "Framed")]
     with pytest.warns(AgnoloadWarning, match="made_up:Plain is used, made_up:Framed is not"):
-        assert isinstance(plugins.make("plain", points), Plain)
+        assert isinstance(registry.make("plain", points), Plain)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        plugins.by_name([points[0], points[0]])  # one package found twice is no conflict
+        registry.by_name([points[0], points[0]])  # one package found twice is no conflict
 
 
 def test_a_backend_is_taken_up_when_its_framework_appears(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,29 +200,29 @@ def test_a_backend_is_taken_up_when_its_framework_appears(monkeypatch: pytest.Mo
 
 
 def test_a_worker_is_given_the_table_and_does_not_look_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plugins, "_loaded", None)
-    monkeypatch.setattr(plugins, "installed", lambda: (point("framed", "Framed"),))
-    table = plugins.plugin_table()
+    monkeypatch.setattr(registry, "_loaded", None)
+    monkeypatch.setattr(registry, "installed", lambda: (point("framed", "Framed"),))
+    table = registry.plugin_table()
     assert [tuple(plugin) for plugin in table] == [("framed", "made_up:Framed", "framed")]
-    monkeypatch.setattr(plugins, "installed", lambda: pytest.fail("looked"))
-    plugins.install_table(table)
+    monkeypatch.setattr(registry, "installed", lambda: pytest.fail("looked"))
+    registry.install_table(table)
     load_framework(monkeypatch)
-    assert [backend.name for backend in plugins.loaded_backends()] == ["framed"]
-    assert np.asarray(plugins.to_numpy(Framed.Array())).tolist() == [7]
-    assert plugins.seed_from(Framed.Array()) == 63
-    assert plugins.seed_from(object()) is None
-    assert plugins.rank_and_world(Plain()) == (1, 4)
-    assert plugins.rank_and_world(Backend()) == (1, 4)
-    assert plugins.worker_environment() == {"FRAMED_DEVICES": "none"}
+    assert [backend.name for backend in registry.loaded_backends()] == ["framed"]
+    assert np.asarray(registry.to_numpy(Framed.Array())).tolist() == [7]
+    assert registry.seed_from(Framed.Array()) == 63
+    assert registry.seed_from(object()) is None
+    assert registry.rank_and_world(Plain()) == (1, 4)
+    assert registry.rank_and_world(Backend()) == (1, 4)
+    assert registry.worker_environment() == {"FRAMED_DEVICES": "none"}
 
 
 def test_the_installed_packages_are_read_once_a_process() -> None:
-    assert plugins.installed() is plugins.installed()
+    assert registry.installed() is registry.installed()
 
 
 def test_without_any_framework_nothing_is_known_of_ranks_and_generators() -> None:
     code = (
-        "import agnoload.plugins as p; b = p.get_backend('numpy');"
+        "import agnoload.backend.registry as p; b = p.get_backend('numpy');"
         "print(p.rank_and_world(b), p.seed_from(object()), p.to_numpy(object()), p.loaded_backends())"
     )
     out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=120).stdout

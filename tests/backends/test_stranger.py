@@ -66,7 +66,7 @@ def run(python: Path, *arguments: str) -> str:
 def test_the_pages_backend_is_found_by_its_entry_point(stranger: Path) -> None:
     code = (
         "import agnoload; print(agnoload.list_backends()['ctypes'], type(agnoload.get_backend('ctypes')).__module__);"
-        "from agnoload import plugins; print(plugins.to_numpy(agnoload.get_backend('ctypes').convert("
+        "from agnoload.backend import registry; print(registry.to_numpy(agnoload.get_backend('ctypes').convert("
         "__import__('numpy').arange(3))))"
     )
     assert run(stranger, "-c", code) == "ready agnoload_ctypes\n[0 1 2]\n"

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agnoload import AgnoloadWarning, BackendUnavailable, CollateError, OptionError, get_backend, plugins
+from agnoload import AgnoloadWarning, BackendUnavailable, CollateError, OptionError, get_backend
+from agnoload.backend import registry
 from agnoload.testing.backends import _Slots
 
 torch = pytest.importorskip("torch")
@@ -91,7 +92,7 @@ class TensorOfSomebody(torch.Tensor):  # type: ignore[name-defined,misc]
 
 
 def test_tensor_subclasses_of_other_packages_are_recognised() -> None:
-    array = plugins.to_numpy(torch.arange(3).as_subclass(TensorOfSomebody))
+    array = registry.to_numpy(torch.arange(3).as_subclass(TensorOfSomebody))
     assert array is not None
     assert array.tolist() == [0, 1, 2]
 
@@ -202,7 +203,7 @@ def test_pinning_without_a_gpu_is_one_warning_and_right_data(backend: Any) -> No
 @pytest.mark.slow
 def test_the_generator_is_seeded_saved_and_put_back_without_touching_cuda() -> None:
     code = (
-        "import torch, agnoload.plugins as p\n"
+        "import torch, agnoload.backend.registry as p\n"
         "(b,) = p.loaded_backends(); torch.cuda.manual_seed_all = torch.cuda.manual_seed = None\n"
         "before = b.rng_state(); b.seed(2**64 - 1); x = torch.rand(4); b.set_rng_state(before); y = torch.rand(4)\n"
         "b.seed(2**64 - 1); assert torch.equal(x, torch.rand(4)); assert not torch.equal(x, y)\n"
@@ -218,10 +219,10 @@ def test_the_generator_is_seeded_saved_and_put_back_without_touching_cuda() -> N
 
 def test_a_generator_of_torch_gives_63_bits_and_advances() -> None:
     first, second = (torch.Generator().manual_seed(3) for _ in range(2))
-    numbers = [plugins.seed_from(first) for _ in range(3)]
+    numbers = [registry.seed_from(first) for _ in range(3)]
     assert len(set(numbers)) == 3
     assert all(number is not None and 0 <= number < 2**63 for number in numbers)
-    assert [plugins.seed_from(second) for _ in range(3)] == numbers
+    assert [registry.seed_from(second) for _ in range(3)] == numbers
 
 
 def test_rank_and_world_come_from_torch_distributed(backend: Any, tmp_path: Any) -> None:
@@ -232,7 +233,7 @@ def test_rank_and_world_come_from_torch_distributed(backend: Any, tmp_path: Any)
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
         assert backend.world() == (0, 1)
-        assert plugins.rank_and_world(get_backend("numpy")) == (0, 1)
+        assert registry.rank_and_world(get_backend("numpy")) == (0, 1)
     finally:
         torch.distributed.destroy_process_group()
     assert backend.world() is None

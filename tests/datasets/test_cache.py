@@ -15,7 +15,7 @@ import pytest
 from agnoload import seeding
 from agnoload.datasets import ArrayDataset, CachedDataset, Dataset, find_caches, find_large_lists
 from agnoload.errors import AgnoloadError, AgnoloadWarning, OptionError
-from agnoload.transport.shared import SharedFile, receiving, sending
+from agnoload.transport.memory import SharedFile, receiving, sending
 
 PAYLOAD = 3000
 

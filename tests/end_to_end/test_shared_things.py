@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from agnoload import AgnoloadWarning, DataLoader, DatasetNotPicklable
-from agnoload.transport import byvalue
+from agnoload.transport import pickling
 
 METHODS = ("forkserver", pytest.param("spawn", marks=pytest.mark.slow))
 
@@ -165,7 +165,7 @@ def test_an_open_text_file_in_a_batch_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_standard_stream_is_the_workers_own() -> None:
-    assert pickle.loads(byvalue.dumps(sys.__stdout__)) is sys.__stdout__
+    assert pickle.loads(pickling.dumps(sys.__stdout__)) is sys.__stdout__
 
 
 # ------------------------------------------------------------------------------------------------ multiprocessing

@@ -15,7 +15,7 @@ import pytest
 
 import agnoload
 from agnoload import DataLoader
-from agnoload.pools import processes, start
+from agnoload.pools import launcher, processes
 
 METHODS = ("forkserver", "spawn", "fork")
 
@@ -111,11 +111,11 @@ class Killed:
 
 
 def test_a_worker_s_death_is_noticed_where_sigchld_is_blocked() -> None:
-    with start.kept_server(), contextlib.ExitStack() as stack:
+    with launcher.kept_server(), contextlib.ExitStack() as stack:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
         stack.callback(signal.pthread_sigmask, signal.SIG_SETMASK, before)
-        if start._current is not None:  # the one that began before
-            start._current.stop()
+        if launcher._current is not None:  # the one that began before
+            launcher._current.stop()
         loader = stack.enter_context(DataLoader(Killed(), 1, num_workers=1, timeout=30))
         with pytest.raises(agnoload.WorkerDied, match="SIGKILL"):
             list(loader)
@@ -126,7 +126,7 @@ def test_a_path_object_in_sys_path_and_a_very_long_one_reach_the_workers_and_no_
         import pathlib, sys
         sys.path += [pathlib.Path("/nowhere"), *(f"/nowhere/{i:0500}" for i in range(400)), "/secret"]
         import agnoload
-        from agnoload.pools import start
+        from agnoload.pools import launcher
 
         class Data:
             def __len__(self): return 1
@@ -135,7 +135,7 @@ def test_a_path_object_in_sys_path_and_a_very_long_one_reach_the_workers_and_no_
         loader = agnoload.DataLoader(Data(), None, num_workers=1)
         [(length, last, kind)] = loader
         print(len(sys.path) - length, last, kind)
-        print("secret" in pathlib.Path(f"/proc/{start._current._process.pid}/cmdline").read_text())
+        print("secret" in pathlib.Path(f"/proc/{launcher._current._process.pid}/cmdline").read_text())
     """
     assert run(text, tmp_path) == (0, "1 /secret str\nFalse\n", "")
 
@@ -282,7 +282,7 @@ def test_a_fork_server_that_is_stopped_holds_up_neither_a_timeout_nor_the_end() 
     batches = iter(loader)
     pool = batches._pool  # type: ignore[attr-defined]
     next(batches)
-    server, begin = start._current, pool._start
+    server, begin = launcher._current, pool._start
     assert server is not None
 
     def stopped(worker: int) -> None:

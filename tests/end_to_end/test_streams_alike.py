@@ -175,7 +175,7 @@ def test_a_set_of_strings_is_read_where_all_workers_have_one_hash_seed() -> None
 EQUAL = """
 import decimal, enum, numpy as np
 from pathlib import Path
-from agnoload.streams.compare import extended, sketch
+from agnoload.fetching.compare import extended, sketch
 class Color(enum.Enum): RED = 1
 class Thing: pass
 names = [f"{n}" for n in range(20)]

@@ -18,7 +18,7 @@ import pytest
 
 from agnoload import AgnoloadError, ArrayDataset, DataLoader
 from agnoload.errors import LoaderClosed
-from agnoload.pools import start
+from agnoload.pools import launcher
 
 METHODS = ("forkserver", pytest.param("spawn", marks=pytest.mark.slow), "fork")
 LATE = 5.0
@@ -61,7 +61,7 @@ def workers() -> list[psutil.Process]:
         with contextlib.suppress(psutil.Error):
             line = " ".join(process.cmdline())
             serves = "forkserver import" in line or "resource_tracker import" in line
-            template = process.name() == start.SERVER.decode()  # it lives as long as its loader
+            template = process.name() == launcher.SERVER.decode()  # it lives as long as its loader
             if not template and (process.ppid() != os.getpid() or not serves):
                 found.append(process)
     return found
@@ -503,14 +503,14 @@ class Refusal(Exception):
 @pytest.mark.parametrize("persistent", [False, True])
 def test_a_start_that_fails_half_way_leaves_nothing(persistent, monkeypatch) -> None:
     starts = itertools.count()
-    begin = start.ForkServer.start
+    begin = launcher.ForkServer.start
 
     def second_fails(self, *args):
         if next(starts) == 1:
             raise Refusal
         return begin(self, *args)
 
-    monkeypatch.setattr(start.ForkServer, "start", second_fails)
+    monkeypatch.setattr(launcher.ForkServer, "start", second_fails)
     loader = DataLoader(range(8), 2, num_workers=3, persistent_workers=persistent)
     with pytest.raises(Refusal):
         iter(loader)
@@ -579,16 +579,16 @@ def test_a_limit_on_the_size_of_files_is_an_error_that_names_it(program) -> None
 def test_a_fork_that_the_system_refuses_is_an_error() -> None:
     """The server answers with the reason; the loader passes it on, and nothing hangs."""
     reader, writer = os.pipe()
-    os.write(writer, start.REPORT.pack(-11, 0))
+    os.write(writer, launcher.REPORT.pack(-11, 0))
     os.close(writer)
-    refused = start._ServedProcess(reader)
+    refused = launcher._ServedProcess(reader)
     assert refused.exitcode() is not None
     assert isinstance(refused.failed, BlockingIOError)
     assert "no worker could be started" in str(refused.failed)
     refused.close()
     reader, writer = os.pipe()
     os.close(writer)
-    orphan = start._ServedProcess(reader)
+    orphan = launcher._ServedProcess(reader)
     assert orphan.pid == 0
     assert "fork server ended" in str(orphan.failed)
     orphan.close()
@@ -598,7 +598,7 @@ def test_the_death_of_the_fork_server_is_the_death_of_its_workers() -> None:
     loader = DataLoader(range(400), 1, num_workers=2, prefetch_factor=1)
     batches = iter(loader)
     next(batches)
-    server = start._current
+    server = launcher._current
     assert server is not None
     os.kill(server._process.pid, signal.SIGKILL)
     with pytest.raises(AgnoloadError, match="SIGKILL"):

@@ -11,7 +11,7 @@ import threading
 import pytest
 
 from agnoload import AgnoloadError, DataLoader
-from agnoload.transport.failures import RemoteTraceback, describe, restore
+from agnoload.transport.remote_errors import RemoteTraceback, describe, restore
 
 METHODS = ("forkserver", pytest.param("spawn", marks=pytest.mark.slow), "fork")
 

@@ -14,7 +14,7 @@ import pytest
 
 from agnoload import AgnoloadWarning, DataLoader, WorkerTimeout
 from agnoload.pools import processes
-from agnoload.pools.start import start_process
+from agnoload.pools.launcher import start_process
 
 METHODS = ("forkserver", pytest.param("spawn", marks=pytest.mark.slow), "fork")
 PATIENCE = {"forkserver": 1, "spawn": 6, "fork": 1}
@@ -161,7 +161,7 @@ LOCKED = """
 import sys, threading, types, warnings
 import agnoload
 from agnoload.pools import processes
-from agnoload.pools.start import start_process
+from agnoload.pools.launcher import start_process
 
 module = types.ModuleType("holder")
 source = "import threading\\nlock = threading.Lock()\\n"

@@ -14,8 +14,8 @@ import pytest
 import agnoload
 from agnoload import AgnoloadError, Batch, DataLoader, OptionError, SampleStopped, StateError, sample_rng
 from agnoload.errors import TooManyFailed
+from agnoload.fetching.error_policy import Ceiling, Retry
 from agnoload.messages import Failure, Reply
-from agnoload.tolerance import Ceiling, Retry
 
 WORKERS = (0, 1, 2)
 

@@ -9,7 +9,8 @@ import sys
 import pytest
 
 from agnoload import DataLoader, FileStream, IterableDataset, Mixture, seeding
-from agnoload.streams import StreamReader, read_lines
+from agnoload.fetching.stream_reader import StreamReader
+from agnoload.streams import read_lines
 
 KINDS = [{}, {"num_workers": 2, "worker_type": "thread"}]
 ENDS = ["close", "with", "drop", "error", "steps"]

@@ -18,7 +18,7 @@ from agnoload import (
     SampleStopped,
     WorkerDied,
 )
-from agnoload.tolerance import Retry
+from agnoload.fetching.error_policy import Retry
 
 
 def read(loader):

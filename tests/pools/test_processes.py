@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 from agnoload.errors import AgnoloadWarning
-from agnoload.journal import Listener
 from agnoload.messages import Reply, Request, Start
+from agnoload.monitoring.logs import Listener
 from agnoload.pools import processes
 from agnoload.pools.processes import ProcessPool
 from agnoload.pools.worker import PACKED, REPLY, REQUEST, Control, Worker

@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 
 import agnoload
-from agnoload import AgnoloadWarning, DataLoader, generators, memory, seeding
-from agnoload.fetch import Fetcher
-from agnoload.foreign import ForeignPlan
-from agnoload.generators import LOOKS, PythonGenerator, find_generators, settable
+from agnoload import AgnoloadWarning, DataLoader, global_rng, memory, seeding
+from agnoload.fetching.fetch import Fetcher
+from agnoload.global_rng import LOOKS, PythonGenerator, find_generators, settable
+from agnoload.inspect import LIMIT, LONG, within_reach
 from agnoload.memory import Twister
-from agnoload.reach import LIMIT, LONG, within_reach
+from agnoload.planning.user_sampler import ForeignPlan
 from agnoload.seeding import Purpose, Rewinder
 
 
@@ -134,7 +134,7 @@ def test_a_second_randomstate_over_one_bit_generator_holds_back_a_normal_of_its_
             return self.other.standard_normal()
 
     if plain:
-        monkeypatch.setattr("agnoload.generators.normal_of", lambda _: None)
+        monkeypatch.setattr("agnoload.global_rng.normal_of", lambda _: None)
     used = Two()
     used.other.standard_normal()
     before = repr(used.other.get_state(legacy=False))
@@ -389,7 +389,7 @@ def test_one_that_is_made_anew_for_each_sample_is_not_looked_for_each_time(monke
             return draw(self.rng)
 
     looks = []
-    monkeypatch.setattr("agnoload.generators.find_generators", lambda roots: looks.append(1) or find_generators(roots))
+    monkeypatch.setattr("agnoload.global_rng.find_generators", lambda roots: looks.append(1) or find_generators(roots))
     (text,) = told(Anew(None, length=400))
     assert "was made while" in text
     assert len(looks) == 3 * (1 + LOOKS)  # anew for each epoch
@@ -508,7 +508,7 @@ class Sampler:
 
 def interrupted(step, run):
     """Run with an interrupt at a step of what puts generators into a state and back; whether it came to that step."""
-    files = {generators.__file__, memory.__file__}
+    files = {global_rng.__file__, memory.__file__}
     around = {Fetcher.__call__.__code__, ForeignPlan._pull.__code__}
 
     def trace(frame, event, argument):
@@ -652,8 +652,8 @@ def test_without_a_view_of_memory_all_is_the_same(kind, monkeypatch):
     drawn, after = story(FOUND[kind]())
     normal = normal_of(FOUND[kind]())
     assert after == [normal() for _ in range(700)]
-    monkeypatch.setattr("agnoload.generators.normal_of", lambda _: None)
-    monkeypatch.setattr("agnoload.generators.twister_of_python", lambda _: None)
+    monkeypatch.setattr("agnoload.global_rng.normal_of", lambda _: None)
+    monkeypatch.setattr("agnoload.global_rng.twister_of_python", lambda _: None)
     assert story(FOUND[kind]()) == (drawn, after)
 
 

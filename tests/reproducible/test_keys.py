@@ -11,7 +11,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from agnoload.generators import ProcessGenerators
+from agnoload.global_rng import ProcessGenerators
 from agnoload.seeding import Purpose, Rewinder, SampleContext, generator
 
 SEEDS = (0, 1, 2, 2**32, 2**63 - 1, 2**100)

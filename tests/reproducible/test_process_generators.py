@@ -9,7 +9,7 @@ import pytest
 
 import agnoload
 from agnoload import DataLoader
-from agnoload.tolerance import Retry
+from agnoload.fetching.error_policy import Retry
 
 
 class Draws(agnoload.Dataset):

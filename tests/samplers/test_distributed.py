@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agnoload.errors import AgnoloadWarning, OptionError
-from agnoload.ranks import VARIABLES, rank_and_world
 from agnoload.samplers import (
     BatchSampler,
     BucketBatchSampler,
@@ -26,6 +25,7 @@ from agnoload.samplers import (
 )
 from agnoload.samplers.distributed import deal
 from agnoload.samplers.order import every
+from agnoload.system import VARIABLES, rank_and_world
 
 
 @pytest.fixture(autouse=True)

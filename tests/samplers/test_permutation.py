@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from agnoload.errors import OptionError
 from agnoload.samplers import RandomSampler
-from agnoload.samplers.permutation import ARRAY_BELOW, LARGEST, Bijection, shuffled
+from agnoload.samplers.shuffle import ARRAY_BELOW, LARGEST, Bijection, shuffled
 from agnoload.seeding import Purpose, generator
 
 EDGES = [4**k + d for k in range(1, 11) for d in (-1, 0, 1)]

@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 
 import agnoload
-import agnoload.auto
 import agnoload.loader
-from agnoload import cores
-from agnoload.auto import Choice, adjusted, choose_for_stream, choose_workers
-from agnoload.ranks import local_world_size
-from agnoload.stats import Sums
+import agnoload.monitoring.auto
+from agnoload import system
+from agnoload.monitoring.auto import Choice, adjusted, choose_for_stream, choose_workers
+from agnoload.monitoring.stats import Sums
+from agnoload.system import local_world_size
 
 MIB = 1 << 20
 
@@ -91,15 +91,15 @@ V1 = "5:memory:/box\n4:cpu,cpuacct:/box\n1:name=systemd:/box\n"
 def test_c55_the_quota_of_a_control_group_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: str, files: dict[str, str], expected: int
 ) -> None:
-    monkeypatch.setattr(cores, "affine_cores", lambda: 16)
-    monkeypatch.setattr(cores, "machine_cores", lambda: 16)
-    assert cores.usable_cores(root=groups(tmp_path, lines, files)) == expected
+    monkeypatch.setattr(system, "affine_cores", lambda: 16)
+    monkeypatch.setattr(system, "machine_cores", lambda: 16)
+    assert system.usable_cores(root=groups(tmp_path, lines, files)) == expected
 
 
 def test_affinity_counts_where_it_allows_less_than_the_quota(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cores, "affine_cores", lambda: 3)
-    monkeypatch.setattr(cores, "machine_cores", lambda: 16)
-    assert cores.usable_cores(root=groups(tmp_path, "0::/box\n", {"box/cpu.max": "800000 100000"})) == 3
+    monkeypatch.setattr(system, "affine_cores", lambda: 3)
+    monkeypatch.setattr(system, "machine_cores", lambda: 16)
+    assert system.usable_cores(root=groups(tmp_path, "0::/box\n", {"box/cpu.max": "800000 100000"})) == 3
 
 
 @pytest.mark.parametrize(
@@ -109,10 +109,10 @@ def test_affinity_counts_where_it_allows_less_than_the_quota(tmp_path: Path, mon
 def test_processes_that_train_together_divide_the_cores(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, affine: int, quota: int | None, sharing: int, expected: int
 ) -> None:
-    monkeypatch.setattr(cores, "affine_cores", lambda: affine)
-    monkeypatch.setattr(cores, "machine_cores", lambda: 64)
+    monkeypatch.setattr(system, "affine_cores", lambda: affine)
+    monkeypatch.setattr(system, "machine_cores", lambda: 64)
     files = {} if quota is None else {"box/cpu.max": f"{quota}00000 100000"}
-    assert cores.usable_cores(sharing, groups(tmp_path, "0::/box\n", files)) == expected
+    assert system.usable_cores(sharing, groups(tmp_path, "0::/box\n", files)) == expected
 
 
 @pytest.mark.parametrize(
@@ -130,17 +130,17 @@ def test_who_trains_together_on_a_machine_is_told_by_the_environment(variables: 
 
 
 def test_a_loader_takes_its_share_of_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(cores.machine_cores()))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(system.machine_cores()))
     loader = agnoload.DataLoader(Endless().map(str), 4, num_workers="auto")
     assert loader.num_workers == 1
     loader.close()
 
 
 def test_a_machine_without_control_groups_has_the_cores_of_its_affinity(tmp_path: Path) -> None:
-    assert cores.usable_cores(root=tmp_path) == len(os.sched_getaffinity(0))
-    assert cores.quota_cores(tmp_path) is None
-    assert cores.memory_limit(tmp_path) is None
-    assert cores.usable_memory(tmp_path) == cores.physical_memory()
+    assert system.usable_cores(root=tmp_path) == len(os.sched_getaffinity(0))
+    assert system.quota_cores(tmp_path) is None
+    assert system.memory_limit(tmp_path) is None
+    assert system.usable_memory(tmp_path) == system.physical_memory()
 
 
 @pytest.mark.parametrize(
@@ -157,15 +157,15 @@ def test_the_memory_limit_of_a_control_group_counts(
     tmp_path: Path, lines: str, files: dict[str, str], expected: int | None
 ) -> None:
     root = groups(tmp_path, lines, files)
-    assert cores.memory_limit(root) == expected
-    assert cores.usable_memory(root) == (expected or cores.physical_memory())
+    assert system.memory_limit(root) == expected
+    assert system.usable_memory(root) == (expected or system.physical_memory())
 
 
 PROGRAM = """
 import json, os, sys
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))} if sys.argv[1] == "one" else os.sched_getaffinity(0))
 import time, agnoload
-from agnoload.cores import usable_cores
+from agnoload.system import usable_cores
 
 class Slow(agnoload.Dataset):
     def __len__(self):
@@ -202,7 +202,7 @@ def test_c55_one_core_by_affinity_means_one_worker_at_most() -> None:
 
 
 def test_c55_the_number_of_openmp_threads_changes_nothing() -> None:
-    cores_here = cores.usable_cores()
+    cores_here = system.usable_cores()
     assert run("all", OMP_NUM_THREADS="1")[:2] == (cores_here, cores_here)
 
 
@@ -265,7 +265,7 @@ def test_a_probe_that_fails_is_left_to_the_loop(kind: Any) -> None:
             raise ValueError("never")
 
     with agnoload.DataLoader(Broken(), 4, num_workers="auto", worker_type=kind) as loader:
-        assert loader.num_workers == cores.usable_cores()
+        assert loader.num_workers == system.usable_cores()
         assert "a probe failed with ValueError" in repr(loader)
         with pytest.raises(ValueError, match="never"):
             next(iter(loader))

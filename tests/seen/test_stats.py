@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import agnoload
 from agnoload.messages import Failure, Reply
-from agnoload.stats import Histogram, Recorder, Sums, size_of, verdict
+from agnoload.monitoring.stats import Histogram, Recorder, Sums, size_of, verdict
 
 
 class Waiting(agnoload.Dataset[int]):

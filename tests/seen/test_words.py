@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import agnoload
-from agnoload.cores import usable_cores
-from agnoload.words import brief
+from agnoload.system import usable_cores
+from agnoload.validate import brief
 
 
 class Images(agnoload.Dataset[int]):

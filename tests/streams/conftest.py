@@ -14,8 +14,10 @@ import numpy as np
 import pytest
 
 from agnoload import seeding, worker_info
+from agnoload.fetching.stream_reader import StreamReader
+from agnoload.planning.stream_plan import StreamPlan
 from agnoload.seeding import Purpose, Rewinder, SampleContext
-from agnoload.streams import IterableDataset, StreamPlan, StreamReader
+from agnoload.streams import IterableDataset
 
 
 class Worker:

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agnoload.errors import OptionError
-from agnoload.streams import IterableDataset, Mixture, StreamPlan, settle_ranks
+from agnoload.planning.stream_plan import StreamPlan
+from agnoload.streams import IterableDataset, Mixture, settle_ranks
 
 
 def values(batches):

@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 from agnoload import seeding, worker_info
 from agnoload.errors import AgnoloadError, OptionError, SampleStopped
+from agnoload.fetching.stream_reader import StreamReader
+from agnoload.planning.stream_plan import StreamPlan
 from agnoload.seeding import Rewinder, SampleContext
-from agnoload.streams import ChainDataset, IterableDataset, Mixture, StreamPlan, StreamReader, is_stream
+from agnoload.streams import ChainDataset, IterableDataset, Mixture, is_stream
 
 
 def sizes_of(batches):

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from agnoload import seeding
 from agnoload.errors import OptionError, StateError
+from agnoload.planning.stream_plan import StreamPlan
 from agnoload.seeding import Rewinder, SampleContext
-from agnoload.streams import IterableDataset, Mixture, StreamPlan
+from agnoload.streams import IterableDataset, Mixture
 from agnoload.streams.cursor import Opening, open_stream
 
 SIZES = [3, 4, 1, 6, 0, 2]

@@ -33,7 +33,7 @@ from agnoload import (
     sample_rng,
 )
 from agnoload.errors import LoaderClosed
-from agnoload.journal import settings
+from agnoload.monitoring.logs import settings
 
 PATIENCE = 60.0
 """A bound against hanging, not a measure."""

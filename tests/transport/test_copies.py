@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from agnoload.transport.copies import Copies
+from agnoload.fetching.copies import Copies
 
 
 def copied(value: Any) -> Any:

@@ -24,8 +24,8 @@ import pytest
 from agnoload import OptionError, PackedList
 from agnoload.errors import DatasetNotPicklable
 from agnoload.transport import payload as module
+from agnoload.transport.memory import sending
 from agnoload.transport.payload import Payload, digest, pack
-from agnoload.transport.shared import sending
 
 MIB = 1 << 20
 

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from agnoload.transport import byvalue
+from agnoload.transport import pickling
 from agnoload.transport.arena import Arena, Slot, Slots
 from agnoload.transport.payload import pack
 from agnoload.transport.wire import decode, encode
@@ -346,10 +346,10 @@ def test_a_class_that_came_by_value_goes_back_by_name(arena: Arena, monkeypatch:
 
     fd, classes = pack(Local, {}, {}, "spawn")
     os.close(fd)
-    monkeypatch.setattr(byvalue, "_names", {})
+    monkeypatch.setattr(pickling, "_names", {})
     value = [Local([np.arange(3)]), Local()]
     by_value = encode(value, Slots(arena.fd)[arena.take().number])
-    byvalue.learn_classes(classes)
+    pickling.learn_classes(classes)
     slot = Slots(arena.fd)[arena.take().number]
     by_name = encode(value, slot)
     assert by_name.nbytes < 300 < by_value.nbytes
@@ -370,12 +370,12 @@ def test_what_cannot_be_sent_at_all_is_an_error(arena: Arena) -> None:
 def test_a_class_that_a_fork_has_made_where_it_had_another_is_not_that_other_one() -> None:
     def made(number: int) -> tuple[bytes | None, type]:
         kind = type("Local", (), {"number": number, "__module__": __name__})
-        return byvalue._alone(kind), kind
+        return pickling._alone(kind), kind
 
     (first, one), (second, other) = made(1), made(2)
-    found = [byvalue._inherited(12345, __name__, "Local", alone) for alone in (first, second)]
+    found = [pickling._inherited(12345, __name__, "Local", alone) for alone in (first, second)]
     assert [kind.number for kind in found] == [1, 2]
-    assert [byvalue._inherited(id(kind), __name__, "Local", b"") for kind in (one, other)] == [one, other]
+    assert [pickling._inherited(id(kind), __name__, "Local", b"") for kind in (one, other)] == [one, other]
 
 
 def slotted() -> list[Any]:
@@ -441,7 +441,7 @@ pickle.dump([(hasattr(t, "__dict__"), t.hidden() if hasattr(t, "hidden") else 0,
 def test_classes_that_travel_by_value_keep_their_slots() -> None:
     things = [kind(3) for kind in slotted()]
     done = subprocess.run(
-        [sys.executable, "-c", IN_ANOTHER], input=byvalue.dumps(things), capture_output=True, check=True, timeout=120
+        [sys.executable, "-c", IN_ANOTHER], input=pickling.dumps(things), capture_output=True, check=True, timeout=120
     )
     wanted = [(hasattr(t, "__dict__"), t.hidden() if hasattr(t, "hidden") else 0, "member_descriptor") for t in things]
     assert pickle.loads(done.stdout) == wanted

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import agnoload
-from agnoload import typed
+from agnoload import _types
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -108,8 +108,8 @@ def test_the_types_know_every_option_and_no_other() -> None:
         "persistent_workers", "pin_memory_device", "in_order", "backend", "device", "seed", "worker_type", "on_error",
         "max_worker_restarts",
     ]  # fmt: skip
-    assert set(typed.AnyOptions.__annotations__) | {"dataset", "batch_size", "shuffle"} == set(options)
-    assert typed.NumpyOptions.__annotations__.keys() == typed.AnyOptions.__annotations__.keys()
+    assert set(_types.AnyOptions.__annotations__) | {"dataset", "batch_size", "shuffle"} == set(options)
+    assert _types.NumpyOptions.__annotations__.keys() == _types.AnyOptions.__annotations__.keys()
 
 
 def test_c58_the_wheel_says_that_it_is_typed(tmp_path: Path) -> None:

@@ -1,0 +1,1 @@
+"""What turns the arrays of a batch into those of another library."""

@@ -1,0 +1,1 @@
+"""Samples to a batch: the walk over them, collation, items of unequal length."""

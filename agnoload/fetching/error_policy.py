@@ -1,0 +1,120 @@
+"""How much is borne of samples that cannot be loaded: tries again, and how many may fail."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from agnoload.errors import OptionError, TooManyFailed
+from agnoload.messages import Failure, Reply, Tally
+from agnoload.validate import number, number_of, positive
+
+JUDGED_FROM = 100
+"""A share of failed samples is judged as if at least so many had been tried, until the epoch has ended."""
+_NONE = Tally()
+
+
+@dataclass(frozen=True)
+class Retry:
+    """Which errors of a sample are tried again, how often, and after which pauses: `retry=Retry(OSError)` of a loader.
+
+    `errors` is an exception type or a tuple of them. A sample that raises one is loaded again up to `times` times,
+    after `wait` seconds, then `factor` times as many, and so on, never more than `longest`. Each try draws the same
+    random numbers, so a sample that succeeds at last is what it would have been at once; one that never does is up to
+    `on_error`. `OptionError` for values that cannot be meant.
+
+    >>> Retry((OSError, TimeoutError), times=4, wait=0.5).pauses
+    (0.5, 1.0, 2.0, 4.0)
+    """
+
+    errors: type[Exception] | tuple[type[Exception], ...]
+    times: int = 3
+    wait: float = 0.1
+    factor: float = 2.0
+    longest: float = 30.0
+
+    def __post_init__(self) -> None:
+        kinds = self.errors if isinstance(self.errors, tuple) else (self.errors,)
+        if not kinds or not all(isinstance(kind, type) and issubclass(kind, Exception) for kind in kinds):
+            raise OptionError(f"retry must be for an exception type or a tuple of them, got {self.errors!r}")
+        positive("times of a Retry", self.times)
+        for name, low in (("wait", 0.0), ("factor", 1.0), ("longest", 0.0)):
+            number(f"{name} of a Retry", getattr(self, name), low, f"a number from {low:g} on")
+
+    @property
+    def pauses(self) -> tuple[float, ...]:
+        """Seconds before each further try."""
+        return tuple(min(self.wait * self.factor**n, self.longest) for n in range(self.times))
+
+
+def check_retry(value: Any) -> Retry | None:
+    """The option `retry`: a `Retry`, the exception types alone, or None."""
+    return value if value is None or isinstance(value, Retry) else Retry(value)
+
+
+def check_max_failed(value: Any) -> int | float | None:
+    """The option `max_failed`: None, a count, or a share below 1."""
+    if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 0):
+        return value
+    if isinstance(value, float) and 0 <= value < 1:
+        return value
+    raise OptionError(
+        f"max_failed must be how many samples of an epoch may fail (an int), their share (a float below 1), or None, "
+        f"got {value!r}"
+    )
+
+
+class Ceiling:
+    """Counts the failed samples of each epoch, in the order of the batches, and says when they are too many.
+
+    A share is judged as if at least `JUDGED_FROM` samples had been tried, so that one bad sample among the first does
+    not end an epoch of millions; at its end it is judged as it is.
+
+    `tally` is what had failed of `epoch` before, where the loader goes on within it.
+
+    >>> ceiling = Ceiling(1)
+    >>> ceiling.count(0, Reply(0, samples=4, extras={"failed": [Failure(3, "OSError: gone")]})) is None
+    True
+    >>> print(ceiling.count(0, Reply(1, samples=4, extras={"failed": [Failure(7, "OSError: gone")]})))
+    2 samples of epoch 0 failed, max_failed=1 allows no more than 1: indices 3, 7; the last error was OSError: gone
+    """
+
+    def __init__(self, limit: int | float, epoch: int = 0, tally: Tally = _NONE) -> None:
+        self._limit = limit
+        self._epoch = epoch
+        self._before = tally.failed
+        self._tally = tally
+        self._failed: list[Failure] = []
+
+    def count(self, epoch: int, reply: Reply) -> TooManyFailed | None:
+        """A batch comes next; the first one of an epoch ends the one before."""
+        error = None
+        if epoch != self._epoch:
+            error = self.ended()
+            self._epoch, self._before, self._tally, self._failed = epoch, 0, _NONE, []
+        failures = (reply.extras or {}).get("failed", ())
+        self._failed += failures
+        self._tally = self._tally.plus(reply)
+        if error is None and failures:
+            error = self._judged(max(self._tally.tried, JUDGED_FROM))
+        return error
+
+    def ended(self) -> TooManyFailed | None:
+        """All batches of the epoch have come."""
+        return self._judged(self._tally.tried)
+
+    def _judged(self, tried: int) -> TooManyFailed | None:
+        allowed = self._limit if isinstance(self._limit, int) else self._limit * tried
+        if self._tally.failed <= allowed:
+            return None
+        of = "" if isinstance(self._limit, int) else f" of {number_of(tried, 'sample')}"
+        text = (
+            f"{number_of(self._tally.failed, 'sample')} of epoch {self._epoch} failed, max_failed={self._limit} allows "
+            f"no more than {int(allowed)}{of}: "
+        )
+        if self._before:
+            text += f"{self._before} before the state was saved that the epoch goes on from" + ", " * bool(self._failed)
+        if self._failed:
+            some = ", ".join(repr(failure.index) for failure in self._failed[:8]) + ", ..." * (len(self._failed) > 8)
+            text += f"indices {some}; the last error was {self._failed[-1].error}"
+        return TooManyFailed(text, self._failed)

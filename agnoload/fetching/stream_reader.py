@@ -1,0 +1,384 @@
+"""A worker's side of a stream: it reads what it must, and makes samples of what it delivers.
+
+Who reads a batch changes nothing, because all that a stream may depend on is set by the place in the stream: before the
+first sample of every batch, delivered or only read past, `begin` moves the context of randomness there.
+
+A batch is read in two steps: first the drafts of all its samples are taken, then samples are made of them. The first
+step is the same for every worker that reads past; the second one, which only one worker takes, begins with random
+numbers of its own. So whatever functions given to `map` draw, the stream itself goes on as everywhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+from agnoload import seeding
+from agnoload.errors import AgnoloadError, OptionError, StateError
+from agnoload.fetching.compare import extended, sketch
+from agnoload.streams.base import FilteredStream, all_parts_of, first_states, lanes_of, parts_of
+from agnoload.streams.cursor import (
+    Cursor,
+    CursorStream,
+    Opening,
+    ShardsCursor,
+    is_stream,
+    note_where,
+    num_shards_of,
+    open_stream,
+    tell_epoch,
+)
+from agnoload.streams.ranks import has_others, split_of
+from agnoload.system import rank_and_world
+from agnoload.validate import brief
+from agnoload.worker_info import peek_worker_info
+
+FINISHING = 1 << 31
+"""Added to the rank in the keys of the second step."""
+COLLATING = 1 << 30
+"""Added to it in the key of what puts the batch together."""
+
+
+THOROUGH = 128
+"""Samples from the start that readers compare one by one."""
+
+
+class Begin(Protocol):
+    """Moves this thread's sample context to the start of a batch, and seeds the process-wide generators for it."""
+
+    def __call__(self, first: int, stride: int, rank: int) -> None: ...
+
+
+class Portion(NamedTuple):
+    """What a reader gives for one request."""
+
+    samples: list[Any]
+    """The batch, not collated yet: less than asked for at the end, or where samples were left out."""
+    end: bool
+    """The lane has no more, or the stream where there are no lanes."""
+    left: list[Any] | None
+    """At the end of a lane: the samples that do not fill a batch."""
+    places: int
+    """The number of places that were gone through: those of `samples` or `left`, and of what was left out."""
+    first: int
+    """The position of the first sample in the epoch's sequence, for the keys of what comes later, like collating."""
+    stride: int
+    rank: int
+    state: Any
+    """Where the lane stands behind this batch; None if the stream cannot say."""
+    self_sharded: bool
+    """The stream splits itself over the workers."""
+    others: bool = False
+    """At the end: ranks before this one have a sample more, behind where reading began."""
+    sums: tuple[int, int] | None = None
+    """Where several workers read the same: the check sums of all that was gone past before the batch, and behind it."""
+    error: BaseException | None = None
+    """What a function has raised that makes the samples: there are none, but the stream can be read on."""
+
+
+class Layout(NamedTuple):
+    """How the samples of a stream are numbered."""
+
+    lanes: int
+    """Into how many lanes its shards are laid; 0 for a stream without shards."""
+    first: int
+    """Without lanes: the position of the first sample, and the distance to the next one."""
+    stride: int
+    rank: int
+    shards: int | None
+    """How many shards there are."""
+    share: tuple[int, int] | None
+    """Rank and number of ranks where a saved state is good for one rank only; None where it is good for all."""
+    shared: bool
+    """Whether each reader's samples are its own: the stream says so by `shared_source`."""
+    compared: str
+    """The streams in it, by name, of which several readers could see different samples: those with user code."""
+
+
+def layout_of(stream: Any, rank: int | None = None) -> Layout:
+    """The layout of a stream; `rank` is that of this process, where the stream is not split."""
+    split = split_of(stream)
+    shards = num_shards_of(stream)
+    lanes = 0 if shards is None else max(1, min(lanes_of(stream), shards))
+    shared = not lanes and is_shared(stream)
+    users = [type(part).__name__ for part in all_parts_of(stream) if _is_users(part)]
+    more = shared, "" if lanes or shared else ", ".join(users)
+    if split is None:
+        return Layout(lanes, 0, 1, rank_and_world()[0] if rank is None else rank, shards, None, *more)
+    share = split.rank, split.world
+    if split.by_shards:
+        return Layout(lanes, 0, 1, split.rank, shards, share, *more)
+    return Layout(lanes, split.rank, split.world, 0, shards, None if split.outermost else share, *more)
+
+
+def is_shared(stream: Any) -> bool:
+    """Whether its items go to one reader each; OptionError if those of some parts do."""
+    parts = parts_of(stream)
+    if getattr(stream, "shared_source", False) or not parts:
+        return bool(getattr(stream, "shared_source", False))
+    shared = list(map(is_shared, parts))
+    if any(shared) and not all(shared):
+        raise OptionError(
+            f"shared_source must be true for all parts of {brief(stream)} or for none: every worker would deliver all "
+            f"of {brief(parts[shared.index(False)])}"
+        )
+    return all(shared)
+
+
+def _is_users(part: Any) -> bool:
+    """Whether the user's code says which samples come next."""
+    ours = getattr(type(part), "__iter__", None) is CursorStream.__iter__
+    return isinstance(part, FilteredStream) or (is_stream(part) and not ours)
+
+
+class _Track:
+    """One sequence of samples, read in order: a lane, or the whole stream."""
+
+    def __init__(self, cursor: Cursor, place: int, start: int) -> None:
+        self.cursor = cursor
+        self.place = place
+        """How many samples the cursor has gone past."""
+        self.start = start
+        """Where the first batch begins."""
+        self.begun = -1
+        """The place where the batch begins that the context stands in, or the shard that is begun within it."""
+        self.ended = False
+        self.sum = 0
+        """The check sum of all samples up to the start of a batch, or to the end; the same for all who began there."""
+        self.passed: list[Any] = []
+        """What is to be added to it: sketches of samples behind."""
+        self.thorough = place + THOROUGH
+        """The place up to which there is one of each sample. Then there is one of the last of each batch: where a
+        sample is lost or comes twice all later ones differ, and where two change places across batches, that one."""
+
+
+class StreamReader:
+    """Reads one stream for one worker through one epoch: `read(batch, lane, size)` gives a `Portion`.
+
+    `begin` is called before the first sample of each batch. `start` is what `StreamPlan.start` gave; without it reading
+    begins with the epoch. `self_sharded` says that the stream splits itself, as one does that asks `get_worker_info()`
+    before its first sample. `rank` is this process's among those that train together, looked up when None. Samples are
+    made by `tried(finish)`, where that is given; if it fails, `failed(error, position)` says whether to leave the
+    sample out. A reader can be asked for later batches only; for an earlier one make another reader.
+    """
+
+    def __init__(
+        self,
+        stream: Any,
+        *,
+        worker: int = 0,
+        workers: int = 1,
+        begin: Begin,
+        start: dict[str, Any] | None = None,
+        self_sharded: bool = False,
+        drop_last: bool = False,
+        rank: int | None = None,
+        failed: Callable[[Exception, int], bool] | None = None,
+        tried: Callable[[Callable[[Any], Any]], Callable[[Any], Any]] | None = None,
+    ) -> None:
+        self._stream = stream
+        self._worker = worker
+        self._workers = max(1, workers)
+        self._begin = begin
+        self._start = start
+        self._layout = layout_of(stream, rank)
+        self._drop_last = drop_last
+        self._failed = failed
+        self._tried = tried
+        self._tracks: dict[int, _Track] = {}
+        if start is not None:
+            first_states(stream, start["first"])
+        self._info = peek_worker_info()
+        self._untouched = True  # nothing was read yet
+        self._self_sharded = not self._layout.lanes and (
+            self_sharded or (self._layout.shared and workers > 0) or (start is not None and start["kind"] == "workers")
+        )
+        if self._info is not None:
+            one = all(len(parts_of(part)) < 2 for part in all_parts_of(stream))
+            self._info.divisible = self._self_sharded or (one and not self._layout.lanes)
+
+    def read(self, batch: int, lane: int = 0, size: int = 1) -> Portion:
+        """Batch number `batch` of the epoch or, with lanes, of `lane`.
+
+        For a stream that splits itself, batch number `batch // workers` of this worker.
+        """
+        track = self._tracks.get(lane)
+        if track is None:
+            track = self._tracks[lane] = self._open(lane, size)
+        if self._info is not None:
+            self._info.on_asked = lambda: self._asked(lane)
+        try:
+            wanted, drafts, sums = self._drafts(track, batch, lane, size)
+        except Exception as error:
+            if self._failed is not None:
+                error.add_note("on_error cannot leave this out: the stream itself raised, and cannot be read on")
+            raise
+        finally:
+            if self._info is not None:
+                self._info.on_asked = None
+        return self._portion(track, lane, wanted, drafts, size)._replace(sums=sums)
+
+    def close(self) -> None:
+        """Let go of all that is open; only a new reader reads on."""
+        for track in list(self._tracks.values()):
+            track.cursor.close()
+        self._tracks.clear()
+
+    def _drafts(self, track: _Track, batch: int, lane: int, size: int) -> tuple[int, list[Any], tuple[int, int] | None]:
+        """The place of a batch, its drafts, and the check sums before and behind it."""
+        drafts: list[Any] = []
+        if self._untouched:  # the first sample shows whether the stream splits itself
+            self._take(track, lane, size, track.place + 1, drafts)
+            self._untouched = False
+        number = batch // self._workers if self._self_sharded else batch
+        wanted = track.start + number * size
+        stands = track.place - len(drafts)
+        if stands > wanted:
+            raise AgnoloadError(f"a stream cannot go back: it stands at sample {stands}, asked for was {wanted}")
+        if stands < wanted:
+            drafts = []
+            self._take(track, lane, size, wanted, None)
+        before = track.sum
+        self._take(track, lane, size, wanted + size, drafts)
+        if track.ended and track.place <= track.start - size:  # an early last batch counts as a whole one
+            raise StateError(
+                f"the stream must be the one that the state was saved of: {track.start} samples were delivered then, "
+                f"now it ends after {max(0, track.place)}"
+            )
+        return wanted, drafts, (before, track.sum) if self._compares else None
+
+    @property
+    def _compares(self) -> bool:
+        return bool(self._layout.compared) and self._workers > 1 and not self._self_sharded
+
+    def _open(self, lane: int, size: int) -> _Track:
+        part = self._worker if self._self_sharded else lane
+        count, at, state = (0, 0, None) if self._start is None else self._start["lanes"][part]
+        self._begin(*self._taking(lane, 0))  # the stream may ask for seed and epoch
+        opening = Opening(state, size=size, direct=True)
+        if self._layout.lanes:
+            if not self._tracks:  # who is asked for shards is not iterated, which is when others are told
+                for stream in filter(is_stream, all_parts_of(self._stream)):
+                    tell_epoch(stream)
+            shards = range(lane, num_shards_of(self._stream) or 0, self._layout.lanes)
+            cursor = ShardsCursor(self._stream, shards, opening)
+            if cursor.behind > at:
+                raise StateError(f"lane {lane} of a state stands behind {at} samples, yet {cursor.behind} of a shard")
+            track = _Track(cursor, at - cursor.behind, count)
+            cursor.opens = partial(self._open_shard, track, lane)
+            return track
+        if state is None:  # from the start; but what comes once for all readers cannot be read again
+            at = count if self._layout.shared else 0
+        return _Track(open_stream(self._stream, opening), at, count)
+
+    def _open_shard(self, track: _Track, lane: int) -> None:
+        """A shard begins with random numbers of its own: it may have to be read again, without the one before it."""
+        track.begun = track.place
+        self._begin(*self._taking(lane, track.place))
+
+    def _take(self, track: _Track, lane: int, size: int, stop: int, drafts: list[Any] | None) -> None:
+        """Take drafts up to the place `stop`, batch by batch; drop them if there is no list for them."""
+        context, take = seeding.current(), track.cursor.take
+        compares = self._compares
+        step = 1 if self._layout.lanes else self._layout.stride
+        while track.place < stop and not track.ended:
+            batch = (track.place - track.start) // size * size + track.start
+            start = max(0, batch)
+            if track.begun < 0 and self._layout.lanes:
+                self._open_shard(track, lane)
+            elif track.begun < start:
+                self._begin(*self._taking(lane, start))
+                track.begun = start
+            one = compares and track.place < track.thorough
+            try:
+                for place in range(track.place, track.place + 1 if one else min(stop, batch + size)):
+                    if context is not None:
+                        context.item = (place - track.begun) * step
+                    draft = take()
+                    track.place = place + 1
+                    if drafts is not None:
+                        drafts.append(draft)
+                if compares and (one or track.place == batch + size):
+                    track.passed.append(sketch(draft))
+            except StopIteration:
+                track.ended = True
+                track.cursor.close()
+            if compares and (track.ended or track.place == batch + size):
+                track.sum = extended(track.sum, [*track.passed, track.ended and track.place])
+                track.passed.clear()
+
+    def _asked(self, lane: int) -> None:
+        """The stream asks who reads it, while it is read."""
+        if self._self_sharded or self._layout.lanes or self._workers == 1:
+            return
+        if not self._untouched:
+            raise AgnoloadError(
+                f"{type(self._stream).__name__} asked get_worker_info() after its first sample: a stream that splits "
+                "itself over the workers must ask before, and one that does not must not ask while it is iterated; "
+                "functions given to map may"
+            )
+        if self._start is not None and any(count for count, _, _ in self._start["lanes"]):
+            raise StateError(
+                "this stream splits itself over several workers, but the state was saved where it was not split: go on "
+                "with one worker or none"
+            )
+        self._self_sharded = True
+        self._begin(*self._taking(lane, 0))  # from here on no two workers draw the same
+
+    def _taking(self, lane: int, place: int) -> tuple[int, int, int]:
+        """The key of a batch while its drafts are taken: all ranks that split a stream take the same ones."""
+        layout = self._layout
+        if layout.lanes:
+            return self._own(lane, place)
+        worker, workers = (self._worker, self._workers) if self._self_sharded else (0, 1)
+        return place * layout.stride * workers + worker, workers, layout.rank
+
+    def _own(self, lane: int, place: int) -> tuple[int, int, int]:
+        """First position, stride and rank of the batch that begins at a place."""
+        layout = self._layout
+        if layout.lanes:
+            return place * layout.lanes + lane, layout.lanes, layout.rank
+        if self._self_sharded:
+            rank = layout.rank + layout.first  # one of them is 0: a rank of a split counts as a rank here
+            return place * self._workers + self._worker, self._workers, rank
+        return layout.first + place * layout.stride, layout.stride, layout.rank
+
+    def _portion(self, track: _Track, lane: int, place: int, drafts: list[Any], size: int) -> Portion:
+        merged = self._layout.lanes or self._self_sharded
+        key = self._own(lane, place)
+        if track.ended and self._drop_last and not merged:
+            drafts = []
+        samples, left, failed = [], None, None
+        try:
+            samples = self._finish(track.cursor, drafts, *key)
+        except (Exception, GeneratorExit) as error:
+            failed = error
+        else:
+            if track.ended and merged:
+                samples, left = [], samples
+        state = None if track.ended else track.cursor.state()
+        more = track.place + 1 - track.start >= (size if self._drop_last else 1)  # rank 0 has one sample more
+        others = track.ended and more and has_others(track.cursor)
+        return Portion(samples, track.ended, left, len(drafts), *key, state, self._self_sharded, others, error=failed)
+
+    def _finish(self, cursor: Cursor, drafts: list[Any], first: int, stride: int, rank: int) -> list[Any]:
+        if not drafts:
+            return []
+        if cursor.deferred or self._layout.stride > 1:
+            self._begin(first, stride, rank | FINISHING)
+        if getattr(cursor.finish, "__func__", None) is Cursor.finish:
+            return drafts  # they are samples already
+        context = seeding.current()
+        make = cursor.finish if self._tried is None else self._tried(cursor.finish)
+        samples = []
+        for item, draft in enumerate(drafts):
+            if context is not None:
+                context.item = item
+            try:
+                samples.append(make(draft))
+            except Exception as error:
+                note_where(error, cursor, draft)
+                if self._failed is None or not self._failed(error, first + item * stride):
+                    raise
+        return samples

@@ -1,0 +1,1 @@
+"""Where the time went: counts, traces, logs of workers, how many workers are worth having."""

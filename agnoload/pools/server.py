@@ -1,0 +1,184 @@
+"""The processes that fork workers: a base, with NumPy and this library loaded, and its templates.
+
+A template is forked from the base or from another template, imports the modules that a dataset needs, and forks workers
+that have them loaded. It runs nothing else of the user's. A process that is forked must have one thread, and may share
+no open file: a template that gets more by an import names the module to its parent and ends, and is made again without.
+
+The base ends with its parent, and the kernel ends with it what it has forked, whatever that is doing: so nothing that
+the parent started outlives it, however it went. Nothing else ends it: a signal to the process group is the parent's.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gc
+import importlib
+import os
+import pickle
+import select
+import signal
+import socket
+import struct
+import sys
+from typing import NoReturn
+
+from agnoload.messages import Start
+from agnoload.pools.launcher import HELD, LEFT_OUT, READY, REPORT, SERVER, TEMPLATE
+from agnoload.pools.worker import NoPools, die_with, main, settle
+
+_FDS = 253  # the most that a message can bring
+
+
+def serve(fd: int, parent: int) -> None:
+    """The base: it ends when the parent does."""
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+    signal.pthread_sigmask(
+        signal.SIG_SETMASK, HELD
+    )  # and not what the thread had blocked that has started this process
+    watched = []
+    # A process that the parent has forked holds the socket, too: its end alone would not tell of the parent's.
+    with contextlib.suppress(AttributeError):
+        try:
+            watched.append(os.pidfd_open(parent))
+        except ProcessLookupError:
+            os._exit(0)
+    _serve(fd, watched)
+
+
+def _serve(fd: int, watched: list[int]) -> NoReturn:
+    """Fork a process for each message, report its pid and later its status; end when one of `watched` is readable."""
+    wake_r, wake_w = os.pipe()
+    os.set_blocking(wake_w, False)
+    os.set_blocking(wake_r, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
+    gc.collect()
+    gc.freeze()  # the collector of a worker must not touch, and so copy, the pages that all of them share
+    children: dict[int, int] = {}
+    with socket.socket(fileno=fd) as connection:
+        poll = select.poll()
+        for each in (fd, wake_r, *watched):
+            poll.register(each, select.POLLIN)
+        while True:
+            for ready, _ in poll.poll():
+                if ready == wake_r:
+                    with contextlib.suppress(BlockingIOError):
+                        os.read(wake_r, 4096)
+                    _reap(children)
+                elif ready != fd or not _fork(connection, children, [*watched, wake_r, wake_w]):
+                    os._exit(0)
+
+
+def _fork(connection: socket.socket, children: dict[int, int], mine: list[int]) -> bool:
+    """Answer one message; False if there will be none any more."""
+    message, fds, flags, _ = socket.recv_fds(connection, 1024, _FDS)
+    if not message:
+        return False
+    if flags & socket.MSG_CTRUNC:  # too many open files: the parent sees its pipe end
+        for each in fds:
+            os.close(each)
+        return True
+    server = os.getpid()
+    try:
+        pid = os.fork()
+    except OSError as error:
+        pid = -(error.errno or 1)
+    if pid == 0:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for each in (*mine, *children.values()):
+            os.close(each)
+        connection.close()
+        (_become_template if struct.unpack("<3q", message)[0] == TEMPLATE else _run)(message, fds, server)
+    if not _report(fds[0], pid, 0) and pid > 0:
+        os.kill(pid, signal.SIGKILL)  # its pool was closed meanwhile
+    for each in fds[1:]:
+        os.close(each)
+    if pid > 0:
+        children[pid] = fds[0]
+    else:
+        os.close(fds[0])
+    return True
+
+
+def _reap(children: dict[int, int]) -> None:
+    while children:
+        pid, status, usage = os.wait4(-1, os.WNOHANG)
+        if pid == 0:
+            return
+        report = children.pop(pid, -1)
+        if report >= 0:  # not a program that a module has started at its import
+            _report(report, status, usage.ru_maxrss)
+            os.close(report)
+
+
+def _report(pipe: int, what: int, more: int) -> bool:
+    """False if nobody waits for this one any more."""
+    try:
+        os.write(pipe, REPORT.pack(what, more))
+    except BrokenPipeError:
+        return False
+    return True
+
+
+def _become_template(message: bytes, fds: list[int], server: int) -> NoReturn:
+    """In the forked process: import what the parent names, and serve it.
+
+    What the imports print and warn of the parent has shown when it imported them itself. One that fails is left to the
+    workers, which say so.
+    """
+    try:
+        die_with(server, SERVER)
+        status, out, err, file, link = fds
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), 1)
+            os.dup2(nowhere.fileno(), 2)
+        for each in (status, out, err):
+            os.close(each)
+        with open(file, "rb") as given:
+            around, modules = pickle.load(given)
+        settle(around)
+        for name in modules:
+            before = _shared()
+            with NoPools(), contextlib.suppress(BaseException):
+                importlib.import_module(name)
+            if any(now > then for now, then in zip(_shared(), before, strict=True)):
+                os.write(link, LEFT_OUT + name.encode())
+                os._exit(0)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.write(link, READY)
+        _serve(link, [])
+    finally:
+        os._exit(1)
+
+
+def _shared() -> tuple[int, int]:
+    """What a forked process would lack, and what it would share: the threads, and the open files."""
+    return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
+
+
+def _run(message: bytes, fds: list[int], server: int) -> NoReturn:
+    """In the forked process: take the parent's output, work, and end without the server's clean-up."""
+    code = 1
+    try:
+        die_with(server)
+        status, out, err, *rest = fds
+        os.close(status)
+        os.dup2(out, 1)
+        os.dup2(err, 2)
+        os.close(out)
+        os.close(err)
+        main(Start(*struct.unpack("<3q", message), *rest[:4]), rest[4:])
+        code = 0
+    except SystemExit as stop:
+        code = stop.code if isinstance(stop.code, int) else 1
+    finally:
+        with contextlib.suppress(BaseException):
+            atexit._run_exitfuncs()  # a temporary folder of the dataset's, a loader within it
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)

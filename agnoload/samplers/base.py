@@ -1,0 +1,243 @@
+"""What a sampler is, which seed it uses, and how it counts epochs.
+
+A sampler of this library makes an `Order` (a `BatchOrder` if it yields batches) from `(seed, epoch)`: see `order.py`.
+Iterating it by itself and loading through it both read that order; nothing else about it is random.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from typing import Any, Generic, TypeGuard, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from agnoload.errors import OptionError
+from agnoload.samplers.order import BatchOrder, Order
+from agnoload.seeding import check_seed, draw_from, draw_seed
+from agnoload.validate import counted
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Sampler(Generic[T_co]):
+    """Chooses which samples are loaded, in which order: subclass it and define `__iter__`, and `__len__` if known.
+
+    It yields keys of the dataset, or lists of keys if it is used as a batch sampler. A loader iterates it once an
+    epoch, and calls `set_epoch` before if it has one.
+
+    >>> class Backwards(Sampler[int]):
+    ...     def __init__(self, n): self.n = n
+    ...     def __iter__(self): return iter(range(self.n - 1, -1, -1))
+    ...     def __len__(self): return self.n
+    >>> list(Backwards(3))
+    [2, 1, 0]
+    """
+
+    def __init__(self, data_source: Any = None) -> None:
+        """`data_source` is not used; it is accepted because samplers written for torch may pass one."""
+
+    def __iter__(self) -> Iterator[T_co]:
+        raise NotImplementedError(f"{type(self).__name__} must define __iter__")
+
+    def __repr__(self) -> str:
+        return counted(self)
+
+
+class Fixed(Generic[T]):
+    """An attribute that only the constructor sets: setting it later is an error, since it would have no effect."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, sampler: Any, owner: type | None = None) -> T:
+        if sampler is None:
+            return self  # type: ignore[return-value]
+        try:
+            return vars(sampler)[self._name]  # type: ignore[no-any-return]
+        except KeyError:
+            raise AttributeError(f"{type(sampler).__name__} has no {self._name} yet") from None
+
+    def __set__(self, sampler: Any, value: T) -> None:
+        if vars(sampler).get(self._name, value) is not value:  # a subclass may set what it also passes on
+            raise AttributeError(f"{self._name} of a {type(sampler).__name__} cannot be changed: make a new sampler")
+        vars(sampler)[self._name] = value
+
+
+class SeededSampler(Sampler[T_co]):
+    """A sampler whose order is a function of `(seed, epoch)`: subclasses define `__len__` and `order` or `batches`.
+
+    Iterated by itself it moves on to the next epoch each time; `set_epoch(n)` makes the next iteration epoch n. A
+    loader asks for orders by number and seed instead, see `effective_seed`.
+    """
+
+    yields_batches: bool = False
+    """Whether it yields lists of indices: then it defines `batches`, else `order`."""
+    data_length: int | None = None
+    """How many samples the dataset must have, if the sampler was given one label, weight or length for each."""
+    is_split: bool = False
+    """Whether it yields only one rank's share; then it uses seed 0 where none was given, so that ranks agree."""
+
+    def __init__(self, *, seed: Any = None, generator: Any = None) -> None:
+        if seed is not None and generator is not None:
+            raise OptionError("seed and generator must not both be given: a generator only gives the seed")
+        self._seed: int | None = None if seed is None else check_seed(seed)
+        self._drawn: int | None = None
+        self._lent: int | None = None
+        self._epoch = 0
+        self._asked: int | None = None
+        if generator is not None:
+            self._seed = draw_from(generator)
+
+    def __len__(self) -> int:
+        raise NotImplementedError(f"{type(self).__name__} must define __len__")
+
+    def order(self, seed: int, epoch: int) -> Order:
+        """The indices of an epoch."""
+        raise NotImplementedError(f"{type(self).__name__} must define order")
+
+    def batches(self, seed: int, epoch: int) -> BatchOrder:
+        """The batches of an epoch, of a sampler that `yields_batches`."""
+        raise NotImplementedError(f"{type(self).__name__} must define batches")
+
+    def identity(self) -> str:
+        """What must be equal for a saved state to fit: the kind of sampler and a digest of what it was given.
+
+        The batch size and the number of ranks are not part of it: a state can be resumed with others.
+        """
+        return f"{type(self).__name__}({len(self)})"
+
+    def resolve_ranks(self, backend_world: tuple[int, int] | None = None) -> None:
+        """A loader calls this before anything else, with the rank and the world size that its backend knows."""
+
+    @property
+    def seed(self) -> int | None:
+        """The seed that was given to this sampler, or to the one inside it; None if there was none."""
+        return self._seed
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next iteration."""
+        return self._epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """The next iteration, here or through a loader, is this epoch; passed on to the sampler inside."""
+        self._epoch = self._asked = check_seed(epoch, "epoch")
+
+    def pop_epoch(self) -> int | None:
+        """The epoch that the user has set, here or inside, since the last call; None if none.
+
+        A loader calls it before each epoch, so that each `set_epoch` counts once.
+        """
+        asked, self._asked = self._asked, None
+        return asked
+
+    def __iter__(self) -> Iterator[Any]:
+        asked = self.pop_epoch()
+        epoch = self._epoch if asked is None else asked
+        items = self._walk(epoch)
+        self._epoch = epoch + 1
+        return items
+
+    def lend_seed(self, seed: int) -> None:
+        """A loader that has to iterate the sampler sets the seed that `__iter__` uses."""
+        self._lent = seed
+
+    def standalone_seed(self) -> int:
+        """The seed that `__iter__` uses: the one that a loader has lent, else its own, else one drawn once."""
+        if self._lent is not None:
+            return self._lent
+        if self._drawn is None:
+            self._drawn = draw_seed()
+        return effective_seed(self, None, self._drawn)
+
+    def _walk(self, epoch: int) -> Iterator[Any]:
+        seed = self.standalone_seed()
+        return iter(self.batches(seed, epoch) if self.yields_batches else self.order(seed, epoch))
+
+    def _words(self, *words: str) -> str:
+        """The text of `repr`: the class, the words, and the seed if there is one."""
+        seed = () if self.seed is None else (f"seed={self.seed}",)
+        return f"{type(self).__name__}({', '.join((*words, *seed))})"
+
+
+class AroundSampler(SeededSampler[T_co]):
+    """A sampler that yields what another one, `sampler`, chooses: seeds and epochs reach that one too.
+
+    `sampler` may be user-defined.
+    """
+
+    def __init__(self, sampler: Any, *, seed: int | None = None) -> None:
+        super().__init__(seed=seed)
+        self.sampler = sampler
+        self.data_length = getattr(sampler, "data_length", None)
+
+    def identity(self) -> str:
+        return self.sampler.identity() if isinstance(self.sampler, SeededSampler) else type(self.sampler).__name__
+
+    def resolve_ranks(self, backend_world: tuple[int, int] | None = None) -> None:
+        if isinstance(self.sampler, SeededSampler):
+            self.sampler.resolve_ranks(backend_world)
+
+    @property
+    def seed(self) -> int | None:
+        inner = self.sampler.seed if self._seed is None and isinstance(self.sampler, SeededSampler) else None
+        return self._seed if inner is None else inner
+
+    def set_epoch(self, epoch: int) -> None:
+        super().set_epoch(epoch)
+        if callable(inner := getattr(self.sampler, "set_epoch", None)):
+            inner(epoch)
+
+    def pop_epoch(self) -> int | None:
+        inside = self.sampler.pop_epoch() if isinstance(self.sampler, SeededSampler) else None
+        asked = super().pop_epoch()
+        return inside if asked is None else asked
+
+    def _inner(self) -> SeededSampler[Any]:
+        """The sampler inside, to ask for its order."""
+        if not has_random_access(self.sampler):
+            raise OptionError(f"{self!r} has a user-defined sampler inside and no random access: iterate it")
+        return self.sampler
+
+
+def effective_seed(sampler: Any, given: int | None, drawn: int) -> int:
+    """The seed that a sampler uses: its own, else the loader's `given`, else 0 if it is split, else the `drawn` one.
+
+    A sampler inside another uses the seed of the outer one.
+    """
+    ours = isinstance(sampler, SeededSampler)
+    known = (sampler.seed if ours else None, given, 0 if ours and sampler.is_split else None)
+    return next((seed for seed in known if seed is not None), drawn)
+
+
+def has_random_access(sampler: Any) -> TypeGuard[SeededSampler[Any]]:
+    """Whether its `order` (or `batches`, if it `yields_batches`) gives the whole epoch, any place at once.
+
+    False for user-defined samplers, for a subclass of ours that overrides `__iter__`, and for ours around such a one:
+    those have to be iterated.
+    """
+    if not isinstance(sampler, SeededSampler) or type(sampler).__iter__ is not SeededSampler.__iter__:
+        return False
+    return not isinstance(sampler, AroundSampler) or has_random_access(sampler.sampler)
+
+
+def is_sampler(thing: Any) -> bool:
+    """Whether it is a sampler rather than a dataset: it can be iterated, but not indexed."""
+    return isinstance(thing, Sampler) or (hasattr(thing, "__iter__") and not hasattr(thing, "__getitem__"))
+
+
+def vector(name: str, values: Any) -> npt.NDArray[Any]:
+    """A list, array, tensor or column as a NumPy array of one dimension, without a copy where possible."""
+    array = np.asarray(values)
+    if array.ndim != 1:
+        raise OptionError(f"{name} must have one dimension, got an array of shape {array.shape}")
+    return array
+
+
+def digest(array: npt.NDArray[Any]) -> str:
+    """Eight hexadecimal digits that differ between arrays of numbers; of a long array only a regular sample counts."""
+    sample = np.ascontiguousarray(array[:: 1 + (len(array) >> 20)])
+    return f"{zlib.crc32(sample.view(np.uint8).data):08x}"
