@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol, TypedDict, TypeVar, final
 import numpy as np
 import numpy.typing as npt
 
-from agnoload.protocols import Backend
+from agnoload.backend.base import Backend
 
 S = TypeVar("S")
 S_co = TypeVar("S_co", covariant=True)

@@ -12,6 +12,7 @@ from functools import partial
 from itertools import count
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from agnoload.backend.base import Backend
 from agnoload.batching.tree import map_leaves
 from agnoload.errors import AgnoloadError, LoaderClosed, OptionError, SampleStopped, add_note, one_line
 from agnoload.fetching.error_policy import Ceiling
@@ -21,7 +22,7 @@ from agnoload.monitoring.stats import Recorder
 from agnoload.planning.plan import Cut, Plan
 from agnoload.planning.state import Place
 from agnoload.planning.window import Window
-from agnoload.protocols import Backend, Pool
+from agnoload.protocols import Pool
 
 BatchT = TypeVar("BatchT")
 

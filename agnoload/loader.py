@@ -45,6 +45,7 @@ from agnoload._types import (
     Unsaid,
 )
 from agnoload.backend import registry
+from agnoload.backend.base import Backend
 from agnoload.datasets import find_caches, find_large_lists
 from agnoload.errors import CALLED, DatasetNotPicklable, LoaderClosed, OptionError, StateError, warn
 from agnoload.fetching.error_policy import Ceiling
@@ -66,7 +67,7 @@ from agnoload.pools.inline import InlinePool
 from agnoload.pools.launcher import Preload, release_server, start_server, use_server
 from agnoload.pools.processes import ProcessPool
 from agnoload.pools.threads import ThreadPool
-from agnoload.protocols import Backend, ClosableFetch, Empty, IndexArray, Pool
+from agnoload.protocols import ClosableFetch, Empty, IndexArray, Pool
 from agnoload.samplers.base import SeededSampler, effective_seed, has_random_access
 from agnoload.samplers.basic import RandomSampler, SequentialSampler
 from agnoload.seeding import Rewinder, SampleContext

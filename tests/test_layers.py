@@ -15,9 +15,10 @@ BACKENDS = ROOT / "backends"
 
 LAYERS = [
     {"errors", "messages", "protocols", "worker_info"},
-    {"validate", "system", "memory", "inspect", "seeding", "_types"},
-    {"batching"},
-    {"transport", "backend"},
+    {"validate", "system", "memory", "inspect"},
+    {"backend"},
+    {"seeding", "batching", "_types"},
+    {"transport"},
     {"datasets", "streams", "samplers"},
     {"global_rng", "planning", "fetching", "monitoring"},
     {"pools"},
