@@ -911,7 +911,9 @@ class _Again:
 
     def __call__(self, request: Request, empty: Empty) -> Reply:
         if self._reply is None:
-            self._reply = self._fetch(request, empty)._replace(extras=None, end=False)
+            self._reply = self._fetch(request, empty)._replace(
+                failed=(), notices=(), log_records=(), stream=None, end=False
+            )
         return self._reply._replace(number=request.number)
 
     def close(self) -> None:

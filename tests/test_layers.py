@@ -29,10 +29,7 @@ LAYERS = [
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 
 TO_GO = {
-    ("fetching.fetch", "planning.plan"),
     ("planning.epochs", "iterator"),
-    ("planning.plan", "fetching.stream_reader"),
-    ("planning.stream_plan", "fetching.stream_reader"),
     ("planning.plan", "planning.stream_plan"),
     ("datasets.base", "datasets.combine"),
     ("streams.base", "streams.group"),
