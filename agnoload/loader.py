@@ -64,7 +64,7 @@ from agnoload.planning.stream_plan import StreamPlan
 from agnoload.planning.user_sampler import ForeignPlan, Stranger, checked
 from agnoload.planning.window import Window
 from agnoload.pools.inline import InlinePool
-from agnoload.pools.launcher import Preload, release_server, start_server, use_server
+from agnoload.pools.launcher import release_server, start_server, use_server
 from agnoload.pools.processes import ProcessPool
 from agnoload.pools.threads import ThreadPool
 from agnoload.protocols import ClosableFetch, Empty, IndexArray, Pool
@@ -251,7 +251,8 @@ class DataLoader(Generic[SampleT, BatchT]):
         self._choice: Choice | None = None
         self._settle(Epochs(self._stranger, options.seed, options.generator, default=0 if split else None))
         if options.num_workers and options.worker_type == "process":
-            start_server(self, options.context)
+            parts = {"dataset": dataset, "collate_fn": collate_fn, "init": worker_init_fn, "on_error": on_error}
+            self._preload = start_server(self, options.context, registry.worker_environment(), parts)
 
     def _settle(self, epochs: Epochs) -> None:
         """Be a loader that has not been iterated yet."""
@@ -260,7 +261,7 @@ class DataLoader(Generic[SampleT, BatchT]):
         self._worker_seed: int | None = None
         self._iterators: weakref.WeakValueDictionary[int, LoaderIterator[Any]] = weakref.WeakValueDictionary()
         self._idle = _Idle()
-        self._preload: Preload | None = None
+        self._preload = None
         weakref.finalize(self, _Idle.end, self._idle)
         self._beginning = threading.RLock()
         self._closings = 0
@@ -636,6 +637,7 @@ class DataLoader(Generic[SampleT, BatchT]):
             fence=self._backend.fence,
             environment=registry.worker_environment(),
             listen=self._journal.replay,
+            preload=self._preload,
         )
         self._preload = pool.preload  # kept for the next epoch
         return pool

@@ -212,8 +212,13 @@ class Payload:
         return value
 
 
+def importable(name: str, path: tuple[str, ...]) -> bool:
+    """Whether a worker can import the top-level module `name`, so that what is in it goes by name."""
+    return _found_on(path, name) or _installed_by_hook(sys.modules.get(name))
+
+
 @functools.lru_cache(maxsize=4096)
-def _importable(name: str, path: tuple[str, ...]) -> bool:
+def _found_on(path: tuple[str, ...], name: str) -> bool:
     """Whether a fresh process with this `sys.path` finds the top-level module `name`."""
     if name in sys.builtin_module_names:
         return True
@@ -234,8 +239,7 @@ def _unimportable_by_value() -> Iterator[None]:
             isinstance(module, types.ModuleType)
             and getattr(module, "__file__", None)
             and name != "__main__"  # cloudpickle sends that by value; `__mp_main__` is the script in a spawned process
-            and not _importable(top, path)
-            and not _installed_by_hook(sys.modules.get(top))
+            and not importable(top, path)
         ):
             try:
                 cloudpickle.register_pickle_by_value(module)
