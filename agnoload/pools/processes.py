@@ -44,7 +44,6 @@ from agnoload.pools.launcher import (
     Process,
     directory,
     interrupts_held,
-    method_of,
     preload,
     search_path,
     standard_streams,
@@ -68,6 +67,7 @@ from agnoload.pools.worker import (
     check_reading,
     checksum,
 )
+from agnoload.system import method_of
 from agnoload.transport import pickling
 from agnoload.transport.arena import Arena, Attach, Fence, Slot
 from agnoload.transport.memory import sending
