@@ -17,16 +17,8 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from agnoload.batching.collate import (
-    JOINED_BYTES,
-    Column,
-    as_array,
-    collate,
-    collate_error,
-    holds_arrays,
-    new_array,
-    write_joined,
-)
+from agnoload.batching.collate import as_array, collate, holds_arrays
+from agnoload.batching.stacking import JOINED_BYTES, Column, collate_error, new_array, write_joined
 from agnoload.batching.tree import Node, Path, node_of, path_text, register_node
 from agnoload.errors import CollateError, OptionError
 from agnoload.protocols import Empty, IndexArray
