@@ -53,9 +53,11 @@ def collate(samples: Iterable[Any], empty: Empty = np.empty, hook: Hook | None =
 
     `CollateError` names the path to the field and, as `items`, which two samples do not fit together.
     """
-    if not hasattr(samples, "__iter__"):
-        raise CollateError(f"a batch must be made of a list of samples, got {type(samples).__name__}")
-    column = list(samples)
+    try:
+        iterator = iter(samples)
+    except TypeError:
+        raise CollateError(f"a batch must be made of a list of samples, got {type(samples).__name__}") from None
+    column = list(iterator)
     if not column:
         raise CollateError("a batch needs at least one sample, got none")
     return _collate(column, (), CollateContext(empty, hook))

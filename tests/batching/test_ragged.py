@@ -17,7 +17,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from agnoload.batching.collate import default_collate
-from agnoload.batching.ragged import Packed, Padded, Ragged, RaggedCollate, pack_sequences, ragged_collate
+from agnoload.batching.packing import pack_sequences
+from agnoload.batching.ragged import Packed, Padded, Ragged
+from agnoload.batching.ragged_collate import RaggedCollate, ragged_collate
 from agnoload.batching.tree import map_leaves, path_text, walk
 from agnoload.errors import CollateError, OptionError
 
@@ -472,7 +474,7 @@ class Example:
         (Example, ["tokens"]),
         (lambda tokens, label: (tokens, label), [0, "[0]", (0,)]),
         (lambda tokens, label: [tokens, label], [0]),
-        (lambda tokens, label: {"tokens": tokens, "label": label}, ["tokens", "['tokens']"]),
+        (lambda tokens, label: {"tokens": tokens, "label": label}, ["tokens", ("tokens",)]),
         (lambda tokens, label: {"a.b": tokens, "label": label}, ["a.b", "['a.b']"]),
         (lambda tokens, label: {"in": [label, {"tokens": tokens}]}, ["in[1].tokens", ("in", 1, "tokens")]),
     ],
@@ -667,8 +669,8 @@ def test_packing_of_tokens_with_features() -> None:
 @pytest.mark.parametrize(
     ("lengths", "capacity", "message"),
     [
-        ([3, 9, 2], 8, "sequence 1 has 9"),
-        ([3, -1], 8, "sequence 1 has -1"),
+        ([3, 9, 2], 8, "sequence 1 has length 9"),
+        ([3, -1], 8, "sequence 1 has length -1"),
         ([1.5], 8, "integers"),
         ([[1]], 8, "flat list"),
         ([1], 0, "capacity must be a positive int, got 0"),
