@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from agnoload.backend.base import Backend
-from agnoload.batching.ragged import ragged_collate
+from agnoload.batching.ragged_collate import ragged_collate
 from agnoload.datasets import refuse_table
 from agnoload.errors import OptionError, warn
 from agnoload.fetching.error_policy import Retry, check_max_failed, check_retry

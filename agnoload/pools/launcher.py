@@ -32,7 +32,7 @@ from agnoload.messages import Start
 from agnoload.pools import worker
 from agnoload.pools.worker import GROUP_SIGNALS, die_with, end_with, main
 from agnoload.system import method_of, resident
-from agnoload.transport.arena import anonymous_file
+from agnoload.transport.memory import anonymous_file
 
 THREADS = dict.fromkeys(
     ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1"
