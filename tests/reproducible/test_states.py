@@ -235,7 +235,10 @@ REFUSED = {
         r"must stand at position 0",
     ),
     "a stream": (lambda state: state | {"stream": {}}, r"saved with a stream, but this loader has none; got stream="),
-    "a sampler": (lambda state: state | {"sampler": {"sum": 1}}, r"saved with a user-defined sampler, but this loader has none; got sampler="),
+    "a sampler": (
+        lambda state: state | {"sampler": {"sum": 1}},
+        r"saved with a user-defined sampler, but this loader has none; got sampler=",
+    ),
     "text ahead": (lambda state: state | {"ahead": "ab"}, r"batch_size None, .* has 3"),
 }
 
