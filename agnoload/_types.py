@@ -7,7 +7,7 @@ have no name here, so they are `Any`, in the same containers.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Literal, Protocol, TypedDict, TypeVar
+from typing import Any, Literal, Protocol, TypedDict, TypeVar, final
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +38,11 @@ class Named(Protocol):
     """A named tuple: in a batch its fields keep their names but are arrays, which no type can say."""
 
     def _asdict(self) -> dict[str, Any]: ...
+
+
+@final
+class Unsaid:
+    """Nothing has this type but `Any`: it matches samples of an unknown type, and no others."""
 
 
 class KeywordOptions(TypedDict, total=False):

@@ -33,6 +33,7 @@ from agnoload._types import (
     S,
     ScalarT,
     Source,
+    Unsaid,
 )
 from agnoload.backend import registry
 from agnoload.backend.base import Backend
@@ -141,20 +142,20 @@ class DataLoader(Generic[BatchT]):
                  collate_fn: Callable[[Any], Any], backend: str | Backend,
                  **options: Unpack[KnownOptions]) -> None: ...
     @overload
-    def __init__(self: DataLoader[S], dataset: Source[S], batch_size: None, shuffle: bool | None = None,
-                 **options: Unpack[NumpyOptions]) -> None: ...
-    @overload
     def __init__(self: DataLoader[npt.NDArray[ScalarT]], dataset: npt.NDArray[ScalarT], batch_size: int = 1,
                  shuffle: bool | None = None, **options: Unpack[NumpyOptions]) -> None: ...
+    @overload
+    def __init__(self: DataLoader[Any], dataset: Source[Unsaid | Named], batch_size: int = 1,
+                 shuffle: bool | None = None, **options: Unpack[AnyOptions]) -> None: ...
+    @overload
+    def __init__(self: DataLoader[S], dataset: Source[S], batch_size: None, shuffle: bool | None = None,
+                 **options: Unpack[NumpyOptions]) -> None: ...
     @overload
     def __init__(self: DataLoader[npt.NDArray[Any]], dataset: Source[Leaf], batch_size: int = 1,
                  shuffle: bool | None = None, **options: Unpack[NumpyOptions]) -> None: ...
     @overload
     def __init__(self: DataLoader[dict[K, Any]], dataset: Source[dict[K, S]], batch_size: int = 1,
                  shuffle: bool | None = None, **options: Unpack[AnyOptions]) -> None: ...
-    @overload
-    def __init__(self: DataLoader[Any], dataset: Source[Named], batch_size: int = 1, shuffle: bool | None = None,
-                 **options: Unpack[AnyOptions]) -> None: ...
     @overload
     def __init__(self: DataLoader[tuple[Any, ...]], dataset: Source[tuple[Any, ...]], batch_size: int = 1,
                  shuffle: bool | None = None, **options: Unpack[AnyOptions]) -> None: ...
