@@ -33,7 +33,6 @@ TO_GO = {
     ("planning.plan", "fetching.stream_reader"),
     ("planning.stream_plan", "fetching.stream_reader"),
     ("planning.plan", "planning.stream_plan"),
-    ("datasets.base", "datasets.combine"),
     ("streams.base", "streams.group"),
     ("streams.base", "streams.ranks"),
     ("streams.base", "streams.shuffle"),
