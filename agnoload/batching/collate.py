@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from agnoload.backend import registry
 from agnoload.batching.stacking import (
     Array,
     Column,
@@ -100,7 +101,7 @@ def _convert(leaf: Any) -> Any:
     if rule is _scalars:
         return np.asarray(leaf)
     if rule is _foreign and not _is_masked(leaf):
-        array = foreign_array(leaf)
+        array = registry.to_numpy(leaf)
         if array is not None:
             return array
         if hasattr(leaf, "__dlpack__") and hasattr(leaf, "__array__"):  # an array, not just convertible like an image
@@ -114,7 +115,6 @@ def _convert(leaf: Any) -> Any:
 _registered: Mapping[type, Callable[..., Any]] = {}
 _rules: dict[type, Rule] = {}
 _registering = free_in_forks(threading.Lock())
-_to_numpy: Callable[[Any], Array | None] | None = None
 _Type = type
 
 
@@ -158,21 +158,6 @@ def install_registry(snapshot: Mapping[type, Callable[..., Any]]) -> None:
     global _registered, _rules
     _registered = dict(snapshot)
     _rules = {}  # after it: a rule that is found from here on is one of the new registry
-
-
-def set_to_numpy(function: Callable[[Any], Array | None] | None) -> None:
-    """Give the way from other libraries' arrays to NumPy, or None to take it back.
-
-    The function is called with each leaf of a type that is unknown here, and gives an array or, for what it does not
-    know either, None. What it leaves, and without it everything, is asked for its `__array__`.
-    """
-    global _to_numpy
-    _to_numpy = function
-
-
-def foreign_array(leaf: Any) -> Array | None:
-    """An array of another library's as a NumPy array, None for what nobody knows."""
-    return None if _to_numpy is None else _to_numpy(leaf)
 
 
 # -- which rule
@@ -401,7 +386,7 @@ def as_array(value: Any, path: Path, item: int) -> Array:
     if rule is _scalars or rule in _NUMBER_RULES or isinstance(value, np.ndarray):
         return np.asarray(value)
     try:
-        array = foreign_array(value)
+        array = registry.to_numpy(value)
         if array is None and _is_array(value):
             array = np.asarray(value)
     except Exception as error:

@@ -18,21 +18,21 @@ import threading
 import time
 import traceback
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import IntEnum
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from agnoload.errors import AgnoloadError
 from agnoload.inspect import differing_values
-from agnoload.messages import Reply, Request, Start, describe_request
+from agnoload.messages import Failure, Reply, Request, Start, StreamReport, describe_request
 from agnoload.monitoring.logs import Listener
 from agnoload.protocols import ClosableFetch
 from agnoload.system import resident
-from agnoload.transport.arena import Mapping as Memory
 from agnoload.transport.arena import Slot, Slots
+from agnoload.transport.memory import Mapping as Memory
 from agnoload.transport.payload import Payload
 from agnoload.transport.pickling import inherit_classes
 from agnoload.transport.remote_errors import describe
@@ -68,6 +68,17 @@ class WorkerFetch(ClosableFetch, Protocol):
 
     def parts(self) -> Mapping[str, Any]:
         """The user's objects in it, by the names that an error shall use."""
+
+
+class Extras(NamedTuple):
+    """What an answer brings along beside its batch, where it does; the first fields are those of `Reply`."""
+
+    failed: Sequence[Failure] = ()
+    notices: Sequence[str] = ()
+    log_records: Sequence[Any] = ()
+    stream: StreamReport | None = None
+    imported: Sequence[str] = ()
+    """Modules that the worker has imported since its last answer."""
 
 
 class Stage(IntEnum):
@@ -438,19 +449,18 @@ class Worker:
         end_copy(self._pid, reply.error)
         kind = STARTUP if request is None else 0
         value: Any = reply.batch
-        extras = reply.extras
-        if (said := self._listener.take()) is not None:
-            extras = {**(extras or {}), "said": said}
+        imported: Sequence[str] = ()
+        records, notices = self._listener.take(), reply.notices
         if self._notices and request is not None:
-            extras = {**(extras or {}), "notices": [*self._notices, *(extras or {}).get("notices", ())]}
-            self._notices = []
+            notices, self._notices = [*self._notices, *notices], []
         if len(sys.modules) != len(self._loaded):
-            extras = {**(extras or {}), "imported": [name for name in list(sys.modules) if name not in self._loaded]}
+            imported = [name for name in list(sys.modules) if name not in self._loaded]
             self._loaded = dict.fromkeys(sys.modules)
+        extras = Extras(reply.failed, notices, records, reply.stream, imported)
         if reply.error is not None:
             kind |= ERROR
             value = (describe(reply.error), extras)
-        elif extras is not None:
+        elif any(extras):
             kind |= EXTRAS
             value = (value, extras)
         if reply.end:
@@ -460,16 +470,16 @@ class Worker:
         except BaseException as error:
             end_copy(self._pid, error)
             slot.reset()
-            lost = "portion" in (extras or {})  # where a stream stands: it cannot be read on
+            lost = reply.stream is not None  # where a stream stands: it cannot be read on
             kind = (kind & STARTUP) | ERROR | END * lost
             what = describe_request(request) if request is not None else "an error"
             where = f"while {what} was encoded in worker {self._number} (pid {os.getpid()})"
-            place = encode((describe(error, where), None), slot)
+            place = encode((describe(error, where), Extras()), slot)
         ticket = REPLY.pack(
             reply.number, slot.number, self._number, kind, checksum(slot, place), *place, reply.samples, reply.started,
             reply.fetched, reply.collated, time.monotonic(),
         )  # fmt: skip
         end_copy(self._pid)
         os.write(self._replies, ticket)
-        if said is not None:
+        if records:
             self._control.forget(self._number)

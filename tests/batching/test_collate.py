@@ -25,7 +25,6 @@ from agnoload.batching.collate import (
     install_registry,
     register_collate,
     registry_snapshot,
-    set_to_numpy,
 )
 from agnoload.batching.stacking import JOINED_BYTES
 from agnoload.errors import CollateError, OptionError
@@ -68,7 +67,6 @@ def own_rules() -> Iterator[None]:
     before = registry_snapshot()
     yield
     install_registry(before)
-    set_to_numpy(registry.to_numpy)
 
 
 def same(got: Any, expected: Any) -> None:
@@ -528,8 +526,11 @@ def test_whatever_offers_an_array_is_batched() -> None:
     same(default_collate([Convertible(np.float32([1])), np.float64([2])]), np.array([[1.0], [2.0]]))
 
 
-def test_the_hook_turns_another_librarys_arrays_into_numpy() -> None:
-    set_to_numpy(lambda leaf: np.asarray(leaf.data, np.int16) if type(leaf) is Tensor else None)
+def test_a_backend_turns_another_librarys_arrays_into_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+    def to_numpy(leaf: Any) -> Any:
+        return np.asarray(leaf.data, np.int16) if type(leaf) is Tensor else None
+
+    monkeypatch.setattr(registry, "to_numpy", to_numpy)
     same(default_collate([Tensor([1, 2]), Tensor([3, 4])]), np.int16([[1, 2], [3, 4]]))
     same(default_convert({"t": Tensor([1, 2])})["t"], np.int16([1, 2]))
     same(default_collate([Convertible(np.float32(1))]), np.float32([1]))
@@ -537,9 +538,9 @@ def test_the_hook_turns_another_librarys_arrays_into_numpy() -> None:
         default_collate([object()])
 
 
-def test_the_hook_never_sees_what_numpy_and_python_know() -> None:
+def test_backends_never_see_what_numpy_and_python_know(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
-    set_to_numpy(seen.append)
+    monkeypatch.setattr(registry, "to_numpy", seen.append)
     sample = {"x": np.zeros(2), "n": 1, "f": 2.5, "s": "text", "b": True, "z": None, "l": [np.float32(1)]}
     default_collate([sample, sample])
     default_convert(sample)
