@@ -32,15 +32,15 @@ from typing import Any, Protocol
 import numpy as np
 
 from agnoload.backend import registry
-from agnoload.errors import AgnoloadError, OptionError, warn
+from agnoload.errors import AgnoloadError, warn
 from agnoload.inspect import modules_of
 from agnoload.messages import Start
 from agnoload.pools import worker
 from agnoload.pools.worker import GROUP_SIGNALS, die_with, end_with, main
-from agnoload.system import resident
+from agnoload.system import method_of, resident
 from agnoload.transport import spawning
-from agnoload.transport.arena import anonymous_file
-from agnoload.transport.payload import importable
+from agnoload.transport.memory import anonymous_file
+from agnoload.transport.payload import is_importable
 
 THREADS = dict.fromkeys(
     ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1"
@@ -147,25 +147,6 @@ def standard_streams() -> Iterator[None]:
     finally:
         for fd in taken:
             os.close(fd)
-
-
-def method_of(context: Any) -> str:
-    """The name of the start method that an option of the loader asks for; `OptionError` if there is no such method."""
-    methods = available_methods()
-    if context is None:
-        return methods[0]
-    name = context if isinstance(context, str) else getattr(context, "get_start_method", lambda: None)()
-    if name not in methods:
-        raise OptionError(
-            f"multiprocessing_context must be one of {', '.join(map(repr, methods))}, a context of multiprocessing or "
-            f"multiprocess, or None, got {context!r}"
-        )
-    return str(name)
-
-
-def available_methods() -> list[str]:
-    """The start methods of this platform, the default first."""
-    return ["forkserver", "spawn", "fork"] if hasattr(os, "fork") else ["spawn"]
 
 
 def import_environment(environment: Mapping[str, str]) -> dict[str, Any]:
@@ -612,7 +593,7 @@ def start_server(user: Any, context: Any, environment: Mapping[str, str], parts:
     with contextlib.suppress(OSError, AttributeError):  # whoever needs it will say what is missing
         with standard_streams():
             around = import_environment(environment)
-            names = [name for name in modules_of(parts) if importable(_top(name), tuple(around["path"]))]
+            names = [name for name in modules_of(parts) if is_importable(name, tuple(around["path"]))]
             found = preload(around, names)
             found.begin()
         weakref.finalize(user, _end_unused)
