@@ -14,6 +14,7 @@ import atexit
 import contextlib
 import gc
 import importlib
+import itertools
 import os
 import pickle
 import pkgutil
@@ -140,7 +141,7 @@ def _become_template(message: bytes, fds: list[int], server: int) -> NoReturn:
             around, modules, backends = pickle.load(given)
         settle(around)
         gc.disable()  # a large package makes so many objects that the collector takes a tenth of its import
-        for name in (*modules, *_modules_of(backends)):
+        for name in itertools.chain(modules, _modules_of(backends)):  # the second once the first are there
             if name not in sys.modules:
                 os.write(link, name.encode())
                 before = _shared()
