@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 from hypothesis import HealthCheck, settings
 
-from agnoload.pools.launcher import kept_server
+from agnoload.pools.preload import kept_server
 from agnoload.testing import no_leaks
 
 for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):

@@ -34,14 +34,12 @@ from agnoload.monitoring.logs import Logged, Warned, heard, settings
 from agnoload.pools.launcher import (
     UNKNOWN,
     ForkServer,
-    Preload,
     Process,
-    import_environment,
     interrupts_held,
-    preload,
     standard_streams,
     start_process,
 )
+from agnoload.pools.preload import Preload, import_environment, preload
 from agnoload.pools.worker import (
     DUMP_SIGNAL,
     END,
