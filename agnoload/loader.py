@@ -12,8 +12,8 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import partial
 from types import GenericAlias
@@ -34,20 +34,20 @@ from agnoload._types import (
     ScalarT,
     Source,
     Unsaid,
-)
+)  # fmt: skip
 from agnoload.backend import registry
 from agnoload.backend.base import Backend
 from agnoload.datasets import find_caches
 from agnoload.errors import CALLED, LoaderClosed, WarnOnce
 from agnoload.fetching.error_policy import Ceiling, ReplacementKeys
-from agnoload.fetching.fetch import Fetcher
+from agnoload.fetching.fetch import Fetcher, WorkerGroup
 from agnoload.iterator import PLACED_AHEAD, LoaderIterator, end_with_program
 from agnoload.messages import Request
 from agnoload.monitoring.auto import Choice, choose_for_dataset, choose_for_stream
-from agnoload.monitoring.benchmark import Benchmark, RepeatedFetch, measure
+from agnoload.monitoring.benchmark import Benchmark, RepeatedFetch, run_benchmark
 from agnoload.monitoring.logs import Journal
-from agnoload.monitoring.stats import Recorder, Stats, Timeline
-from agnoload.options import Options
+from agnoload.monitoring.stats import Recorder, Stats
+from agnoload.options import Option, Options
 from agnoload.planning.epochs import EpochCounter
 from agnoload.planning.plan import Plan, StreamedPlan
 from agnoload.planning.planner import Planner
@@ -68,25 +68,6 @@ else:
     from typing import TypeVar
 
     BatchT = TypeVar("BatchT")
-V = TypeVar("V")
-
-
-class _Option(Generic[V]):
-    """An option of a loader, to be read under its own name, or that of another attribute of `Options`."""
-
-    def __init__(self, text: str, name: str = "") -> None:
-        self.__doc__ = text
-        self._name = name
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = self._name or name
-
-    def __get__(self, loader: Any, owner: Any = None) -> V:
-        value: Any = self if loader is None else getattr(loader._options, self._name)
-        return value  # type: ignore[no-any-return]
-
-    def __set__(self, loader: Any, value: Any) -> None:
-        raise AttributeError(f"{self._name} cannot be changed: make a new DataLoader")
 
 
 class DataLoader(Generic[BatchT]):
@@ -95,8 +76,7 @@ class DataLoader(Generic[BatchT]):
     Parameters have torch's names and meanings, plus:
 
     num_workers: a number, or `"auto"`: none where a batch costs less than its way through a worker, else up to one for
-        each core that affinity and control group allow; chosen once, by a probe. `repr` and `stats()` say how many, and
-        why.
+        each core that affinity and control group allow. A probe decides, once; `repr` and `stats()` say why.
     backend: a name (`"numpy"`, `"torch"`, `"jax"`, `"cupy"`, or one that is installed) or a `Backend`: whose arrays the
         batches are made of.
     device: where to put the batches, in the backend's own terms; None leaves them in the host's memory.
@@ -109,9 +89,9 @@ class DataLoader(Generic[BatchT]):
         `(error, index)` that returns one of these.
     max_worker_restarts: how many times a worker that dies is replaced, and its requests loaded again.
     retry: exception types for which a sample is tried again, or a `Retry` that says how often and after which pauses.
-    max_failed: how many samples of an epoch may be skipped or replaced before it is a `TooManyFailed`: a count (int) or
-        a share (float below 1). Counted in the order of the batches; a share is judged as if at least 100 samples had
-        been tried, and once more at the end of the epoch. A saved state carries the count.
+    max_failed: how many samples of an epoch may be skipped or replaced before `TooManyFailed` is raised: a count (int)
+        or a share (float below 1), which is judged as if at least 100 samples had been tried, and again at the end of
+        the epoch. A saved state carries the count.
 
     Raises `OptionError` for options that cannot work, `BackendUnavailable` for a backend that cannot run here.
 
@@ -209,12 +189,7 @@ class DataLoader(Generic[BatchT]):
         self._planner = planner = Planner(options, registry.rank_and_world(self._backend), self._say)
         self._choice: Choice | None = None
         self._worker_seed: int | None = None
-        self._start(EpochCounter(planner.stranger, options.seed, generator, default=0 if planner.is_split else None))
-        self._keeper.prepare()
-
-    def _start(self, epochs: EpochCounter) -> None:
-        """Create what changes from now on."""
-        self._epochs = epochs
+        self._epochs = EpochCounter(planner.stranger, options.seed, generator, 0 if planner.is_split else None)
         self._restored: Plan | None = None
         self._iterators: weakref.WeakValueDictionary[int, LoaderIterator[Any]] = weakref.WeakValueDictionary()
         self._starting = threading.RLock()
@@ -223,21 +198,22 @@ class DataLoader(Generic[BatchT]):
         self._journal = Journal()
         ahead = PLACED_AHEAD if self._device is not None else 0
         self._keeper = PoolKeeper(self._options, self._backend, ahead, self._journal.replay, self._say)
+        self._keeper.prepare()
         weakref.finalize(self, PoolKeeper.end, self._keeper)
 
-    dataset = _Option[Any]("The dataset.")
-    batch_size = _Option[int | None]("Samples a batch; None with a batch sampler or without batches.", "cut_size")
-    batch_sampler = _Option[Any]("The batch sampler that was given, or None.")
-    collate_fn = _Option[Any]("The function that makes a batch of samples; None for the default.")
-    pin_memory = _Option[bool]("Whether batches lie in page-locked memory.")
-    drop_last = _Option[bool]("Whether an incomplete last batch is left out.")
-    timeout = _Option[float]("Seconds that a batch may take; 0 without limit.")
-    multiprocessing_context = _Option[Any]("The start method or context that was asked for.")
-    generator = _Option[Any]("The generator that gives a seed for each epoch, or None.")
-    prefetch_factor = _Option[int]("Batches under way for each worker.", "prefetch")
-    persistent_workers = _Option[bool]("Whether workers live on from epoch to epoch.")
-    in_order = _Option[bool]("Whether batches come in the sampler's order, or as they are ready.")
-    device = _Option[Any]("Where batches are placed, or None.")
+    dataset = Option[Any]("The dataset.")
+    batch_size = Option[int | None]("Samples a batch; None with a batch sampler or without batches.", "cut_size")
+    batch_sampler = Option[Any]("The batch sampler that was given, or None.")
+    collate_fn = Option[Any]("The function that makes a batch of samples; None for the default.")
+    pin_memory = Option[bool]("Whether batches lie in page-locked memory.")
+    drop_last = Option[bool]("Whether an incomplete last batch is left out.")
+    timeout = Option[float]("Seconds that a batch may take; 0 without limit.")
+    multiprocessing_context = Option[Any]("The start method or context that was asked for.")
+    generator = Option[Any]("The generator that gives a seed for each epoch, or None.")
+    prefetch_factor = Option[int]("Batches under way for each worker.", "prefetch")
+    persistent_workers = Option[bool]("Whether workers live on from epoch to epoch.")
+    in_order = Option[bool]("Whether batches come in the sampler's order, or as they are ready.")
+    device = Option[Any]("Where batches are placed, or None.")
 
     @property
     def worker_init_fn(self) -> Callable[[int], object] | None:
@@ -392,24 +368,14 @@ class DataLoader(Generic[BatchT]):
         options, planner, stream = self._options, self._planner, plan if isinstance(plan, StreamedPlan) else None
         if self._worker_seed is None:  # kept, though a generator gives others later: kept workers do not learn of it
             self._worker_seed = self.seed if plan is None else plan.seed
+        threaded = options.worker_type == "thread" and workers > 0
         replaces = planner.has_random_access and options.on_error not in ("raise", "skip")
         return Fetcher(
-            options.dataset,
-            stream=options.stream,
-            batched=options.batched,
-            collate_fn=options.collate_fn,
-            seed=self._worker_seed,
-            workers=workers,
-            rank=planner.rank,
-            world_size=planner.world_size,
-            isolated=isolated,
-            threaded=options.worker_type == "thread" and workers > 0,
-            on_error=options.on_error,
+            options,
+            WorkerGroup(
+                self._worker_seed, workers, planner.rank, planner.world_size, isolated, threaded, planner.init_splits
+            ),
             choose=ReplacementKeys(planner.sampler, self._epochs.order_seed) if replaces else None,
-            worker_init_fn=options.worker_init_fn,
-            init_splits=planner.init_splits,
-            retry=options.retry,
-            drop_last=options.drop_last,
             stream_start=(stream.epoch, stream.reader_start) if stream and stream.resumed else None,
             stream_first=stream.reader_start["first"] if stream else None,
         )
@@ -451,8 +417,7 @@ class DataLoader(Generic[BatchT]):
         stats = self._recorder.stats(workers, choice, _cores(), find_caches(self._options.dataset))
         return replace(stats, imported_apart=() if preload is None else tuple(sorted(preload.left_out)))
 
-    @contextmanager
-    def trace(self, path: str | os.PathLike[str]) -> Iterator[None]:
+    def trace(self, path: str | os.PathLike[str]) -> AbstractContextManager[None]:
         """While the context is open, keep a timeline; at its end, write it for Perfetto and chrome://tracing.
 
         A row for the consumer (wait, work) and one for each worker (wait, fetch, collate, encode); without workers all
@@ -466,14 +431,7 @@ class DataLoader(Generic[BatchT]):
         >>> sorted({event["name"] for event in json.loads(path.read_text())["traceEvents"]})
         ['collate', 'fetch', 'thread_name', 'wait', 'work']
         """
-        with open(path, "w", encoding="utf-8") as file:  # now: a path that cannot be written must not cost a run
-            timeline = Timeline(inline=self.num_workers == 0)
-            self._recorder.trace(timeline)
-            try:
-                yield
-            finally:
-                self._recorder.end_trace(timeline)
-                timeline.write(file)
+        return self._recorder.recording(path, inline=self.num_workers == 0)
 
     def benchmark(self, seconds: float = 5.0) -> Benchmark:
         """Measure the loader by itself, then what it could give if loading took no time; print it to read advice.
@@ -486,15 +444,11 @@ class DataLoader(Generic[BatchT]):
         one batch again and again: ... batches/s, the most that it can give
         ...
         """
-        half = max(number("seconds", seconds, 0, "a number of seconds, not negative"), 0.02) / 2
-        with self._twin(self.num_workers) as twin:
-            alone, first = measure(lambda: twin, half)
-            stats = twin.stats()
-        with self._twin(0) as twin:
-            plan = twin._planner.plan(twin._epochs.begin(), 0)
-            pool = InlinePool(RepeatedFetch(twin._fetcher(False, 0, plan)))
-            ceiling, _ = measure(lambda: twin._iterator(plan, pool, None, sys.maxsize), half)
-        return Benchmark(alone, ceiling, first, stats.samples / stats.batches, stats.verdict)
+        seconds = number("seconds", seconds, 0, "a number of seconds, not negative")
+        with self._twin(self.num_workers) as twin, self._twin(0) as inline:
+            plan = inline._planner.plan(inline._epochs.begin(), 0)
+            pool = InlinePool(RepeatedFetch(inline._fetcher(False, 0, plan)))
+            return run_benchmark(twin, lambda: inline._iterator(plan, pool, None, sys.maxsize), seconds)
 
     def _twin(self, workers: int) -> DataLoader[BatchT]:
         """The same loader once more, for measurements that this one must not notice."""

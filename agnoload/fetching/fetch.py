@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from agnoload.fetching.error_policy import Retry
 from agnoload.fetching.stream_reader import COLLATING, StreamReader
 from agnoload.global_rng import RequestGenerators
 from agnoload.messages import EMPTY, LEFTOVER_LANE, Failure, Reply, Request, StreamReport
+from agnoload.options import Options
 from agnoload.protocols import Empty, IndexArray
 from agnoload.seeding import Purpose, Rewinder, SampleContext
 from agnoload.streams import first_states, is_indexed
@@ -33,54 +34,47 @@ Choose = Callable[[int, int, np.random.Generator, int], IndexArray]
 """(seed, epoch, generator, count) to indices of that epoch, at random: where replacements come from."""
 
 
+class WorkerGroup(NamedTuple):
+    """What a worker must know of those that load with it."""
+
+    seed: int
+    workers: int
+    rank: int = 0
+    world_size: int = 1
+    isolated: bool = False
+    """Whether each worker is a process of its own."""
+    threaded: bool = False
+    init_splits: bool = False
+    """Whether `worker_init_fn` counts as what splits a stream over the workers."""
+
+
 class Fetcher:
     """Loads what a request names from one dataset. Picklable; `begin` is called once where it works."""
 
     def __init__(
         self,
-        dataset: Any,
-        *,
-        stream: bool,
-        batched: bool,
-        collate_fn: Callable[[Any], Any] | None,
-        seed: int,
-        workers: int,
-        rank: int = 0,
-        world_size: int = 1,
-        isolated: bool = False,
-        threaded: bool = False,
-        on_error: Any = "raise",
+        options: Options,
+        group: WorkerGroup,
         choose: Choose | None = None,
-        worker_init_fn: Callable[[int], object] | None = None,
-        init_splits: bool = False,
-        retry: Retry | None = None,
-        drop_last: bool = False,
         stream_start: tuple[int, Any] | None = None,
         stream_first: Any = None,
     ) -> None:
-        self.dataset = dataset
-        self.collate_fn = collate_fn
-        self.worker_init_fn = worker_init_fn
-        self._init_splits = init_splits
-        """Whether `worker_init_fn` is taken to split a stream."""
-        self._stream = stream
-        self._batched = batched
-        self._seed = seed
-        self._workers = workers
-        self._rank = rank
-        self._world_size = world_size
-        self._isolated = isolated
-        self._threaded = threaded
-        self._on_error = on_error
+        self.dataset = options.dataset  # of the options only what loads travels: a sampler or a generator may not
+        self.collate_fn = options.collate_fn
+        self.worker_init_fn = options.worker_init_fn
+        self._stream = options.stream
+        self._batched = options.batched
+        self._on_error = options.on_error
+        self._retry = options.retry
+        self._drop_last = options.drop_last
+        self._group = group
         self._choose = choose
-        self._retry = retry
-        self._drop_last = drop_last
         self._stream_start = stream_start
         self._stream_first = stream_first
         self._copies: Copies | None = None
         self._failures: list[Failure] = []
         self._registry = registry_snapshot()
-        self._plugins = registry.plugin_table() if isolated else None
+        self._plugins = registry.plugin_table() if group.isolated else None
         self._worker = 0
         self._info: WorkerInfo | None = None
         self._prepare()
@@ -90,7 +84,9 @@ class Fetcher:
         self._rewinder = Rewinder()
         self._context = SampleContext(self._rewinder)
         roots = {"dataset": self.dataset, "collate_fn": self.collate_fn}
-        self._generators = RequestGenerators(self._context, roots, own=self._isolated, shared=self._threaded)
+        self._generators = RequestGenerators(
+            self._context, roots, own=self._group.isolated, shared=self._group.threaded
+        )
         self._culprit: Failure | None = None
         self._report: StreamReport | None = None  # of the batch of a stream that is being made
         self._reader: StreamReader | None = None
@@ -138,7 +134,12 @@ class Fetcher:
         """Called in a worker before its first request."""
         self._worker = worker
         self._info = WorkerInfo(
-            worker, self._workers, self._seed, self.dataset, rank=self._rank, world_size=self._world_size
+            worker,
+            self._group.workers,
+            self._group.seed,
+            self.dataset,
+            rank=self._group.rank,
+            world_size=self._group.world_size,
         )
         set_worker_info(self._info)
         if self._plugins is not None:  # a process of its own
@@ -151,7 +152,7 @@ class Fetcher:
             before = _attributes(self.dataset)
             self.worker_init_fn(worker)
             same = before == _attributes(self.dataset)
-            self._doubtful = self._stream and self._workers > 1 and same and not is_shared(self.dataset)
+            self._doubtful = self._stream and self._group.workers > 1 and same and not is_shared(self.dataset)
 
     def close(self) -> None:
         """Let go of what a stream has open; a request that comes later opens it anew."""
@@ -395,12 +396,12 @@ class Fetcher:
             self._reader = StreamReader(
                 self.dataset,
                 worker=self._worker,
-                workers=self._workers,
+                workers=self._group.workers,
                 begin=self._begin_batch,
                 start=start if epoch == request.epoch else None,
-                self_sharded=self._workers > 0 and self._init_splits,
+                self_sharded=self._group.workers > 0 and self._group.init_splits,
                 drop_last=self._drop_last,
-                rank=self._rank,
+                rank=self._group.rank,
                 failed=self._sample_failed if self._on_error != "raise" else None,
                 tried=None if self._retry is None else partial(self._again, retry=self._retry),
             )
@@ -412,9 +413,9 @@ class Fetcher:
         self._doubtful = False
         if self._info is not None and not self._info.asked:
             self._generators.notices.append(
-                f"worker_init_fn is taken to split the stream over the {self._workers} workers, but nobody has asked "
-                "get_worker_info() and the stream is as it was: unless it is split in some other way, every sample "
-                "comes once for each worker. Do elsewhere what worker_init_fn does, or give the stream num_shards and "
+                f"worker_init_fn is taken to split the stream over the {self._group.workers} workers, but nobody has "
+                "asked get_worker_info() and the stream is as it was: unless it is split in some other way, every "
+                "sample comes once for each worker. Split it in worker_init_fn, or give the stream num_shards and "
                 "shard(i)"
             )
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TextIO
 
@@ -255,12 +256,17 @@ class Recorder:
             verdict(sums, workers, cores, self._num_failed, self._renewed),
         )  # fmt: skip
 
-    def trace(self, timeline: Timeline) -> None:
-        """Keep a timeline, too."""
-        self._timelines += (timeline,)
-
-    def end_trace(self, timeline: Timeline) -> None:
-        self._timelines = tuple(other for other in self._timelines if other is not timeline)
+    @contextmanager
+    def recording(self, path: str | os.PathLike[str], inline: bool) -> Iterator[None]:
+        """Keep a timeline as well, and write it at the end."""
+        with open(path, "w", encoding="utf-8") as file:  # now: a path that cannot be written must not cost a run
+            timeline = Timeline(inline)
+            self._timelines += (timeline,)
+            try:
+                yield
+            finally:
+                self._timelines = tuple(other for other in self._timelines if other is not timeline)
+                timeline.write(file)
 
 
 def size_of(batch: Any) -> int:
