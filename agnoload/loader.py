@@ -24,6 +24,7 @@ import numpy.typing as npt
 from agnoload._types import (
     AnyOptions,
     B,
+    BatchT,
     K,
     KeywordOptions,
     KnownOptions,
@@ -59,15 +60,6 @@ from agnoload.pools.processes import ProcessPool
 from agnoload.protocols import Pool
 from agnoload.system import local_world_size, usable_cores, usable_memory
 from agnoload.validate import integer, number, number_of
-
-if TYPE_CHECKING:
-    from typing_extensions import TypeVar
-
-    BatchT = TypeVar("BatchT", default=Any, covariant=True)
-else:
-    from typing import TypeVar
-
-    BatchT = TypeVar("BatchT")
 
 
 class DataLoader(Generic[BatchT]):
@@ -146,36 +138,18 @@ class DataLoader(Generic[BatchT]):
                  worker_init_fn: Callable[[int], object] | None = None, multiprocessing_context: Any = None,
                  generator: Any = None, *, backend: str | Backend = ..., **options: Unpack[KeywordOptions]
                  ) -> None: ...
-    # fmt: on
     def __init__(
-        self,
-        dataset: Any,
-        batch_size: int | None = 1,
-        shuffle: bool | None = None,
-        sampler: Any = None,
-        batch_sampler: Any = None,
-        num_workers: int | Literal["auto"] = 0,
-        collate_fn: Callable[[Any], Any] | None = None,
-        pin_memory: bool = False,
-        drop_last: bool = False,
-        timeout: float = 0,
-        worker_init_fn: Callable[[int], object] | None = None,
-        multiprocessing_context: Any = None,
-        generator: Any = None,
-        *,
-        prefetch_factor: int | None = None,
-        persistent_workers: bool = False,
-        pin_memory_device: str = "",
-        in_order: bool = True,
-        backend: str | Backend = "numpy",
-        device: Any = None,
-        seed: int | None = None,
-        worker_type: Literal["process", "thread"] = "process",
+        self, dataset: Any, batch_size: int | None = 1, shuffle: bool | None = None, sampler: Any = None,
+        batch_sampler: Any = None, num_workers: int | Literal["auto"] = 0,
+        collate_fn: Callable[[Any], Any] | None = None, pin_memory: bool = False, drop_last: bool = False,
+        timeout: float = 0, worker_init_fn: Callable[[int], object] | None = None, multiprocessing_context: Any = None,
+        generator: Any = None, *, prefetch_factor: int | None = None, persistent_workers: bool = False,
+        pin_memory_device: str = "", in_order: bool = True, backend: str | Backend = "numpy", device: Any = None,
+        seed: int | None = None, worker_type: Literal["process", "thread"] = "process",
         on_error: Literal["raise", "skip", "replace"] | Callable[[Exception, Any], str] = "raise",
-        max_worker_restarts: int = 0,
-        retry: Any = None,
-        max_failed: int | float | None = None,
+        max_worker_restarts: int = 0, retry: Any = None, max_failed: int | float | None = None,
     ) -> None:
+        # fmt: on
         self._options = options = Options(
             dataset, batch_size, shuffle, sampler, batch_sampler, num_workers, collate_fn, pin_memory, drop_last,
             timeout, worker_init_fn, multiprocessing_context, generator, prefetch_factor, persistent_workers,
@@ -288,8 +262,6 @@ class DataLoader(Generic[BatchT]):
         except CALLED:  # the constructor has raised, or the repr of a part does
             return object.__repr__(self)
 
-    # ------------------------------------------------------------------------------------------------ iteration
-
     def __iter__(self) -> LoaderIterator[BatchT]:
         return self._iterate(None)
 
@@ -329,8 +301,7 @@ class DataLoader(Generic[BatchT]):
         if plan.exhausted and plan.passed:  # a state of the very end: the next epoch begins
             plan = self._next_plan(plan.end())
         began = time.monotonic()
-        isolated = self._options.worker_type == "process" and self.num_workers > 0
-        pool, release = self._keeper.open(self._fetcher(isolated, self.num_workers, plan), self.num_workers)
+        pool, release = self._keeper.open(self._fetcher(self.num_workers, plan), self.num_workers)
         self._recorder.opened(time.monotonic() - began, type(pool) is ProcessPool and release is None)
         return self._iterator(plan, pool, release, limit)
 
@@ -364,23 +335,20 @@ class DataLoader(Generic[BatchT]):
         self._iterators[id(iterator)] = iterator
         return iterator
 
-    def _fetcher(self, isolated: bool, workers: int, plan: Plan | None = None) -> Fetcher:
+    def _fetcher(self, workers: int, plan: Plan | None = None) -> Fetcher:
         options, planner, stream = self._options, self._planner, plan if isinstance(plan, StreamedPlan) else None
         if self._worker_seed is None:  # kept, though a generator gives others later: kept workers do not learn of it
             self._worker_seed = self.seed if plan is None else plan.seed
-        threaded = options.worker_type == "thread" and workers > 0
+        isolated, threaded = (workers > 0 and options.worker_type == kind for kind in ("process", "thread"))
+        group = self._worker_seed, workers, planner.rank, planner.world_size, isolated, threaded, planner.init_splits
         replaces = planner.has_random_access and options.on_error not in ("raise", "skip")
         return Fetcher(
             options,
-            WorkerGroup(
-                self._worker_seed, workers, planner.rank, planner.world_size, isolated, threaded, planner.init_splits
-            ),
+            WorkerGroup(*group),
             choose=ReplacementKeys(planner.sampler, self._epochs.order_seed) if replaces else None,
             stream_start=(stream.epoch, stream.reader_start) if stream and stream.resumed else None,
             stream_first=stream.reader_start["first"] if stream else None,
         )
-
-    # ------------------------------------------------------------------------------------------------ state
 
     def state_dict(self) -> dict[str, Any]:
         """Where the batches that were yielded end, for `load_state_dict`; `json.dumps` takes it.
@@ -402,8 +370,6 @@ class DataLoader(Generic[BatchT]):
         restored = self._planner.restored(place, lambda: self.num_workers)
         self._epochs.restore(place)
         self._restored = restored
-
-    # ------------------------------------------------------------------------------------------------ the rest
 
     def stats(self) -> Stats:
         """What was loaded so far and where the time went, with a verdict in one sentence.
@@ -447,7 +413,7 @@ class DataLoader(Generic[BatchT]):
         seconds = number("seconds", seconds, 0, "a number of seconds, not negative")
         with self._twin(self.num_workers) as twin, self._twin(0) as inline:
             plan = inline._planner.plan(inline._epochs.begin(), 0)
-            pool = InlinePool(RepeatedFetch(inline._fetcher(False, 0, plan)))
+            pool = InlinePool(RepeatedFetch(inline._fetcher(0, plan)))
             return run_benchmark(twin, lambda: inline._iterator(plan, pool, None, sys.maxsize), seconds)
 
     def _twin(self, workers: int) -> DataLoader[BatchT]:
@@ -464,7 +430,7 @@ class DataLoader(Generic[BatchT]):
         options, cores = self._options, _cores()
         if options.stream:
             return choose_for_stream(options.dataset, cores)
-        fetcher = self._fetcher(options.worker_type == "process", 1)
+        fetcher = self._fetcher(1)
         if fetcher.gathers:
             return Choice(0, "whole batches are gathered in one step, quicker than through a worker")
         return choose_for_dataset(
