@@ -46,21 +46,21 @@ from agnoload._types import (
 )
 from agnoload.backend import registry
 from agnoload.datasets import find_caches, find_large_lists
-from agnoload.errors import CALLED, DatasetNotPicklable, LoaderClosed, OptionError, StateError, warn
-from agnoload.fetching.error_policy import Ceiling
+from agnoload.errors import CALLED, DatasetNotPicklable, LoaderClosed, OptionError, warn
+from agnoload.fetching.error_policy import FailureBudget
 from agnoload.fetching.fetch import Fetcher
 from agnoload.global_rng import Watch
-from agnoload.iterator import PLACED_AHEAD, LoaderIterator, end_with_program
+from agnoload.iterator import PLACED_AHEAD, Account, LoaderIterator, Supply, end_with_program
 from agnoload.messages import Reply, Request
 from agnoload.monitoring.auto import ENOUGH, Choice, adjusted, choose_for_stream, choose_workers
 from agnoload.monitoring.logs import Journal
 from agnoload.monitoring.stats import Benchmark, Recorder, Stats, Timeline, size_of
 from agnoload.options import check_callable, check_options
 from agnoload.planning.epochs import Epochs
-from agnoload.planning.plan import BatchPlan, OrderPlan, Plan, StreamedPlan
-from agnoload.planning.state import Place, capture, restore
+from agnoload.planning.plan import OrderPlan, Plan
+from agnoload.planning.state import EpochPosition, Subject, capture, restore
 from agnoload.planning.stream_plan import StreamPlan
-from agnoload.planning.user_sampler import ForeignPlan, Stranger, checked
+from agnoload.planning.user_sampler import UserSampler, UserSamplerPlan
 from agnoload.planning.window import Window
 from agnoload.pools.inline import InlinePool
 from agnoload.pools.launcher import Preload, release_server, start_server, use_server
@@ -69,10 +69,11 @@ from agnoload.pools.threads import ThreadPool
 from agnoload.protocols import Backend, ClosableFetch, Empty, IndexArray, Pool
 from agnoload.samplers.base import SeededSampler, effective_seed, has_random_access
 from agnoload.samplers.basic import RandomSampler, SequentialSampler
+from agnoload.samplers.order import batched
 from agnoload.seeding import Rewinder, SampleContext
-from agnoload.streams import length_or_none, need_length, part_without_state, settle_ranks, split_of
+from agnoload.streams import need_length, part_without_state, settle_ranks
 from agnoload.system import local_world_size, rank_and_world, usable_cores, usable_memory
-from agnoload.validate import brief, integer, name_of, number, number_of, shown
+from agnoload.validate import brief, integer, name_of, number, number_of
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
@@ -242,13 +243,13 @@ class DataLoader(Generic[SampleT, BatchT]):
         world = registry.rank_and_world(self._backend)
         split = options.stream and settle_ranks(options.dataset, world)
         self._sampler = self._make_sampler(world)
-        self._stranger = Stranger(self._sampler)
+        self._user_sampler = UserSampler(self._sampler)
         self._init_splits = options.worker_init_fn is not None
-        self._rank, self._world_size = self._stranger.share() or rank_and_world(world)
+        self._rank, self._world_size = self._user_sampler.share() or rank_and_world(world)
         self._warned = False
         self._say_once = _Once()
         self._choice: Choice | None = None
-        self._settle(Epochs(self._stranger, options.seed, options.generator, default=0 if split else None))
+        self._settle(Epochs(self._user_sampler, options.seed, options.generator, default=0 if split else None))
         if options.num_workers and options.worker_type == "process":
             start_server(self, options.context)
 
@@ -480,10 +481,10 @@ class DataLoader(Generic[SampleT, BatchT]):
     def _begin(self, limit: int | None) -> LoaderIterator[BatchT]:
         self._adjust_workers()
         self._warn_if_unsplit()
-        self._stranger.leave()
+        self._user_sampler.leave()
         place = self._epochs.begin()
         plan, self._restored = self._restored, None
-        if plan is None or plan.place != place:
+        if plan is None or plan.start != place:
             plan = self._plan(place)
         if plan.exhausted and plan.passed:  # a state of the very end: the next epoch begins
             plan = self._next_plan(plan.end())
@@ -497,21 +498,12 @@ class DataLoader(Generic[SampleT, BatchT]):
     ) -> LoaderIterator[BatchT]:
         max_failed = self._options.max_failed
         try:
+            budget = None if max_failed is None else FailureBudget(max_failed, plan.epoch, plan.start.failed)
+            account = Account(self._recorder, self._journal, self._say_once, budget)
+            window = Window(self._window(self.num_workers), self._options.in_order)
+            supply = Supply(plan, self._next_plan, pool, window, limit, self._options.timeout, account)
             iterator: LoaderIterator[BatchT] = LoaderIterator(
-                self,
-                plan,
-                pool,
-                next_plan=self._next_plan,
-                say=self._say_once,
-                limit=limit,
-                window=Window(self._window(self.num_workers), self._options.in_order),
-                timeout=self._options.timeout,
-                backend=self._backend,
-                device=self._place_on,
-                recorder=self._recorder,
-                journal=self._journal,
-                ceiling=None if max_failed is None else Ceiling(max_failed, plan.epoch, plan.tally),
-                release=release,
+                self, supply, account, self._backend, self._place_on, pool, release
             )
         except BaseException:
             pool.close()
@@ -520,7 +512,7 @@ class DataLoader(Generic[SampleT, BatchT]):
         self._iterators[id(iterator)] = iterator
         return iterator
 
-    def _next_plan(self, place: Place) -> Plan:
+    def _next_plan(self, place: EpochPosition) -> Plan:
         """The next epoch, where the one before has ended here: a sampler with a state stands there already."""
         return self._plan(self._epochs.following(place._replace(sampler=None)))
 
@@ -549,35 +541,40 @@ class DataLoader(Generic[SampleT, BatchT]):
             )
         return sampler
 
-    def _plan(self, place: Place) -> Plan:
+    def _plan(self, place: EpochPosition) -> Plan:
         """The requests of an epoch from `place` on."""
         options, sampler, order_seed = self._options, self._sampler, place.seeds.order
         if options.stream:
             return self._stream_plan(place)
         if not has_random_access(sampler):
-            batched = options.batch_sampler is not None
-            return ForeignPlan(
-                place, self._stranger, options.batch_size, options.drop_last, batched=batched, rank=self._rank
+            return UserSamplerPlan(
+                place,
+                self._user_sampler,
+                options.batch_size,
+                options.drop_last,
+                batched=options.batch_sampler is not None,
+                rank=self._rank,
             )
         if options.batch_sampler is not None:
-            return BatchPlan(place, sampler.batches(order_seed, place.epoch))
-        return OrderPlan(place, sampler.order(order_seed, place.epoch), options.batch_size, options.drop_last)
+            return OrderPlan(place, sampler.batches(order_seed, place.epoch))
+        batches = batched(sampler.order(order_seed, place.epoch), options.batch_size or 1, options.drop_last)
+        return OrderPlan(place, batches, single=options.batch_size is None)
 
-    def _new_stream_plan(self, place: Place) -> StreamPlan:
+    def _new_stream_plan(self, place: EpochPosition) -> StreamPlan:
         options = self._options
         workers = self.num_workers
         return StreamPlan(
+            place,
             options.dataset,
             size=options.batch_size or 1,
             workers=workers,
             drop_last=options.drop_last,
             self_sharded=workers > 0 and self._init_splits,
             rank=self._rank,
-            state=place.stream,
             each=None if options.in_order else options.prefetch_factor,
         )
 
-    def _stream_plan(self, place: Place) -> StreamedPlan:
+    def _stream_plan(self, place: EpochPosition) -> StreamPlan:
         options, workers, plan = self._options, self.num_workers, self._new_stream_plan(place)
         if plan.replays:
             self._say_once(
@@ -590,8 +587,7 @@ class DataLoader(Generic[SampleT, BatchT]):
                 f"the stream has {number_of(plan.lanes, 'lane')} for {workers} workers: the others have nothing "
                 "to do. Use fewer workers, or a stream with more shards (and `lanes`)"
             )
-        length = None if split_of(options.dataset) else length_or_none(options.dataset)  # of a share it is worked out
-        return StreamedPlan(place, plan, options.drop_last, self._say_once, length)
+        return plan
 
     def _open_pool(self, plan: Plan) -> tuple[Pool, Callable[[Any], None] | None]:
         """A pool for one iterator, and what takes it back afterwards (None: the iterator ends it)."""
@@ -652,7 +648,7 @@ class DataLoader(Generic[SampleT, BatchT]):
 
     def _warn_if_unsplit(self) -> None:
         """Once a loader: that every rank loads everything, as far as it can be known."""
-        if self._world_size > 1 and has_random_access(self._sampler) and self._stranger.share() is None:
+        if self._world_size > 1 and has_random_access(self._sampler) and self._user_sampler.share() is None:
             self._say_once(
                 f"this process is rank {self._rank} of {self._world_size}, and nothing splits the dataset over the "
                 "ranks: each loads all samples. Pass sampler=agnoload.DistributedSampler(dataset), or ignore this if "
@@ -681,8 +677,8 @@ class DataLoader(Generic[SampleT, BatchT]):
             init_splits=self._init_splits,
             retry=options.retry,
             drop_last=options.drop_last,
-            stream_start=(plan.epoch, plan.reader_start) if isinstance(plan, StreamedPlan) and plan.resumed else None,
-            stream_first=plan.reader_start["first"] if isinstance(plan, StreamedPlan) else None,
+            stream_start=(plan.epoch, plan.reader_start) if isinstance(plan, StreamPlan) and plan.resumed else None,
+            stream_first=plan.reader_start.first if isinstance(plan, StreamPlan) else None,
         )
 
     def _may_replace(self) -> bool:
@@ -708,36 +704,23 @@ class DataLoader(Generic[SampleT, BatchT]):
         stays where it was. An iterator that is under way goes on by itself, and moves the state no more.
         """
         out_of_order = isinstance(state, Mapping) and bool(state.get("ahead"))
-        place = restore(state, self._facts(out_of_order))
+        stream, ordered = self._options.stream, has_random_access(self._sampler)
+        subject: Subject = "stream" if stream else "order" if ordered else "sampler"
+        place = restore(state, self._facts(out_of_order), subject)
         self._epochs.check(place)
-        # What comes of a position shows here already; a stranger's sampler is not touched before it is needed.
-        restored = None
-        transparent = has_random_access(self._sampler)
-        if self._options.stream:
-            self._check_absent("sampler", place.sampler)
-            if place.position and place.stream is None:
-                raise StateError(f"the state of a stream at position {place.position} must say where the stream stands")
+        # A plan finds what else is wrong with a position; a user's sampler is not touched before it is needed.
+        restored = self._plan(place) if ordered and place.begun else None
+        if stream:
             self._new_stream_plan(place)
-        else:
-            self._check_absent("stream", place.stream)
-            if transparent:
-                self._check_absent("sampler", place.sampler)
-                restored = self._plan(place) if place.begun else None
-            else:
-                checked(place.sampler, place.position)
         self._epochs.restore(place)
         self._restored = restored
-
-    def _check_absent(self, name: str, saved: Any) -> None:
-        if saved is not None:
-            raise StateError(f"this state says where a {name} stands, but this loader has none such: {shown(saved)}")
 
     def _facts(self, out_of_order: bool) -> dict[str, Any]:
         """What must be equal for a state to fit."""
         options = self._options
         facts: dict[str, Any] = {"kind": "stream", "dataset": type(options.dataset).__name__}
         if not options.stream:
-            facts = {"kind": "map", "length": len(options.dataset), "sampler": self._stranger.identity()}
+            facts = {"kind": "map", "length": len(options.dataset), "sampler": self._user_sampler.identity()}
         if out_of_order:  # it lists batches of one rank
             facts |= {"batch_size": options.batch_size, "rank": self._rank}
         if out_of_order or not (options.stream or has_random_access(self._sampler)):
@@ -937,7 +920,7 @@ def _rate(batches: Callable[[], Iterable[Any]], seconds: float) -> tuple[float, 
 
 
 def _again(
-    kind: type[DataLoader[Any, Any]], options: dict[str, Any], start: Place, init_splits: bool
+    kind: type[DataLoader[Any, Any]], options: dict[str, Any], start: EpochPosition, init_splits: bool
 ) -> DataLoader[Any, Any]:
     """A loader with these options, at the start of an epoch."""
     loader = kind.__new__(kind)

@@ -28,8 +28,6 @@ LAYERS = [
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 
 TO_GO = {
-    ("planning.epochs", "iterator"),
-    ("planning.plan", "planning.stream_plan"),
     ("datasets.base", "datasets.combine"),
     ("streams.base", "streams.group"),
     ("streams.base", "streams.ranks"),

@@ -1,4 +1,4 @@
-"""How much is borne of samples that cannot be loaded: tries again, and how many may fail."""
+"""How many failed samples are tolerated: tries again, what is done with a bad one, and how many there may be."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from agnoload.errors import OptionError, TooManyFailed
-from agnoload.messages import Failure, Reply, Tally
+from agnoload.messages import Failure, FailureCount, Reply
 from agnoload.validate import number, number_of, positive
 
 JUDGED_FROM = 100
-"""A share of failed samples is judged as if at least so many had been tried, until the epoch has ended."""
-_NONE = Tally()
+"""A share of failed samples is judged as if at least this many had been tried, until the epoch has ended."""
+_NONE = FailureCount()
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Retry:
     `errors` is an exception type or a tuple of them. A sample that raises one is loaded again up to `times` times,
     after `wait` seconds, then `factor` times as many, and so on, never more than `longest`. Each try draws the same
     random numbers, so a sample that succeeds at last is what it would have been at once; one that never does is up to
-    `on_error`. `OptionError` for values that cannot be meant.
+    `on_error`. `OptionError` for values that cannot work.
 
     >>> Retry((OSError, TimeoutError), times=4, wait=0.5).pauses
     (0.5, 1.0, 2.0, 4.0)
@@ -64,26 +64,26 @@ def check_max_failed(value: Any) -> int | float | None:
     )
 
 
-class Ceiling:
+class FailureBudget:
     """Counts the failed samples of each epoch, in the order of the batches, and says when they are too many.
 
     A share is judged as if at least `JUDGED_FROM` samples had been tried, so that one bad sample among the first does
     not end an epoch of millions; at its end it is judged as it is.
 
-    `tally` is what had failed of `epoch` before, where the loader goes on within it.
+    `before` is what had failed of `epoch` before, where the loader goes on within it.
 
-    >>> ceiling = Ceiling(1)
-    >>> ceiling.count(0, Reply(0, samples=4, failed=[Failure(3, "OSError: gone")])) is None
+    >>> budget = FailureBudget(1)
+    >>> budget.count(0, Reply(0, samples=4, failed=[Failure(3, "OSError: gone")])) is None
     True
-    >>> print(ceiling.count(0, Reply(1, samples=4, failed=[Failure(7, "OSError: gone")])))
+    >>> print(budget.count(0, Reply(1, samples=4, failed=[Failure(7, "OSError: gone")])))
     2 samples of epoch 0 failed, max_failed=1 allows no more than 1: indices 3, 7; the last error was OSError: gone
     """
 
-    def __init__(self, limit: int | float, epoch: int = 0, tally: Tally = _NONE) -> None:
+    def __init__(self, limit: int | float, epoch: int = 0, before: FailureCount = _NONE) -> None:
         self._limit = limit
         self._epoch = epoch
-        self._before = tally.failed
-        self._tally = tally
+        self._before = before.failed
+        self._count = before
         self._failed: list[Failure] = []
 
     def count(self, epoch: int, reply: Reply) -> TooManyFailed | None:
@@ -91,25 +91,25 @@ class Ceiling:
         error = None
         if epoch != self._epoch:
             error = self.ended()
-            self._epoch, self._before, self._tally, self._failed = epoch, 0, _NONE, []
+            self._epoch, self._before, self._count, self._failed = epoch, 0, _NONE, []
         failures = reply.failed
         self._failed += failures
-        self._tally = self._tally.plus(reply)
+        self._count = self._count.plus(reply)
         if error is None and failures:
-            error = self._judged(max(self._tally.tried, JUDGED_FROM))
+            error = self._judged(max(self._count.tried, JUDGED_FROM))
         return error
 
     def ended(self) -> TooManyFailed | None:
         """All batches of the epoch have come."""
-        return self._judged(self._tally.tried)
+        return self._judged(self._count.tried)
 
     def _judged(self, tried: int) -> TooManyFailed | None:
         allowed = self._limit if isinstance(self._limit, int) else self._limit * tried
-        if self._tally.failed <= allowed:
+        if self._count.failed <= allowed:
             return None
         of = "" if isinstance(self._limit, int) else f" of {number_of(tried, 'sample')}"
         text = (
-            f"{number_of(self._tally.failed, 'sample')} of epoch {self._epoch} failed, max_failed={self._limit} allows "
+            f"{number_of(self._count.failed, 'sample')} of epoch {self._epoch} failed, max_failed={self._limit} allows "
             f"no more than {int(allowed)}{of}: "
         )
         if self._before:

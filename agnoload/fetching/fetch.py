@@ -373,7 +373,9 @@ class Fetcher:
             samples, first, stride, rank = list(request.indices), request.first, request.stride, request.rank
         else:
             reader = self._reader_for(request, failed)
-            samples, first, stride, rank, self._report, error = reader.read(request.first, request.lane, request.size)
+            samples, first, stride, rank, self._report, error = reader.read(
+                request.lane_batch, request.lane, request.size
+            )
             if self._doubtful and self._report.self_sharded:
                 self._doubt()
             if error is not None:

@@ -10,9 +10,9 @@ import numpy as np
 
 from agnoload.backend import registry
 from agnoload.errors import OptionError, StateError
-from agnoload.iterator import Progress
-from agnoload.planning.state import Place, Seeds
-from agnoload.planning.user_sampler import Stranger
+from agnoload.planning.plan import Progress
+from agnoload.planning.state import EpochPosition, SamplerPosition, Seeds
+from agnoload.planning.user_sampler import UserSampler
 from agnoload.samplers.base import SeededSampler, effective_seed
 from agnoload.seeding import check_seed, draw_from, draw_seed, no_generator
 from agnoload.validate import LARGEST, shown
@@ -23,16 +23,16 @@ _KINDS = (np.random.Generator, np.random.RandomState, random.Random)
 class Epochs:
     """Counts epochs and hands out their seeds.
 
-    `stranger` is what orders the samples; `seed` and `generator` are the loader's options. `default` is the seed where
-    none is given: for what ranks share, so that they agree without being told. None: one is drawn.
+    `user_sampler` orders the samples; `seed` and `generator` are the loader's options. `default` is the seed where none
+    is given: for what ranks share, so that they agree without being told. None: one is drawn.
     """
 
-    def __init__(self, stranger: Stranger, seed: int | None, generator: Any, default: int | None = None) -> None:
-        self._stranger = stranger
-        self._sampler = sampler = stranger.sampler
+    def __init__(self, user_sampler: UserSampler, seed: int | None, generator: Any, default: int | None = None) -> None:
+        self._user_sampler = user_sampler
+        self._sampler = sampler = user_sampler.sampler
         self._given = seed
         self._numbers = None if generator is None else Numbers(generator)
-        self._next = Place(0, seeds=Seeds(0, 0), begun=False)
+        self._next = EpochPosition(0, seeds=Seeds(0, 0), begun=False)
         """Where the next iterator begins, unless one is under way."""
         self._progress: Progress | None = None
         if generator is None:
@@ -41,9 +41,9 @@ class Epochs:
             self._next = self._next._replace(seeds=Seeds(drawn, effective_seed(sampler, seed, drawn)), begun=True)
 
     @property
-    def place(self) -> Place:
+    def place(self) -> EpochPosition:
         """Where the data that was yielded ends."""
-        return self._next if self._progress is None else self._progress.place
+        return self._next if self._progress is None else self._progress.position
 
     @property
     def epoch(self) -> int:
@@ -54,18 +54,18 @@ class Epochs:
         return self.place.epoch
 
     @property
-    def start(self) -> Place:
+    def start(self) -> EpochPosition:
         """The start of that epoch, for a copy of the loader."""
-        place, left = self.place, self._stranger.left()
+        place, left = self.place, self._user_sampler.unfinished()
         begun = place.begun and place.epoch == self.epoch
-        sampler = {"state": left[0]} if left else place.sampler if not place.position else None
-        return Place(self.epoch, seeds=place.seeds, begun=begun, sampler=sampler)
+        sampler = SamplerPosition(None, left[0]) if left else place.sampler if not place.position else None
+        return EpochPosition(self.epoch, seeds=place.seeds, begun=begun, sampler=sampler)
 
     def twin(self) -> Epochs:
         """Others, that begin where these stand and do not advance the generator: for measurements."""
         self._heed()
-        twin = Epochs(self._stranger, self._given, None)
-        twin._next = Place(self.place.epoch, seeds=self.place.seeds)
+        twin = Epochs(self._user_sampler, self._given, None)
+        twin._next = EpochPosition(self.place.epoch, seeds=self.place.seeds)
         return twin
 
     @property
@@ -79,25 +79,25 @@ class Epochs:
         if epoch > LARGEST:
             raise OptionError(f"epoch must be below 2**63, got {epoch}")
         if self._progress is not None or self._next.epoch != epoch:
-            self._next = Place(epoch, seeds=self.place.seeds, begun=self._numbers is None)
+            self._next = EpochPosition(epoch, seeds=self.place.seeds, begun=self._numbers is None)
             self._progress = None
 
     def _heed(self) -> None:
         """A sampler may have been asked for an epoch: that is heeded once."""
-        asked = self._stranger.asked()
+        asked = self._user_sampler.pop_epoch()
         if asked is not None:
             self.set_epoch(asked)
 
-    def begin(self) -> Place:
+    def begin(self) -> EpochPosition:
         """Where the iterator begins that is made now."""
         self._heed()
         if self._progress is not None and self._progress.over and not self._progress.asked:
-            return self._progress.place  # made only to see whether it can be made: that is not an epoch
+            return self._progress.position  # made only to see whether it can be made: that is not an epoch
         if self._progress is not None:
-            return self.following(Place(self._progress.epoch + 1, seeds=self.place.seeds, begun=False))
+            return self.following(EpochPosition(self._progress.epoch + 1, seeds=self.place.seeds, begun=False))
         return self._next if self._next.begun else self.following(self._next)
 
-    def following(self, place: Place) -> Place:
+    def following(self, place: EpochPosition) -> EpochPosition:
         """The beginning of an epoch, with its seeds."""
         seeds = place.seeds
         if self._numbers is not None:
@@ -109,7 +109,7 @@ class Epochs:
         """An iterator has been made."""
         self._progress = progress
 
-    def check(self, place: Place) -> None:
+    def check(self, place: EpochPosition) -> None:
         """`StateError` if a seed that was given is not the one that a state was saved with."""
         seeds, given = place.seeds, self._given
         if bool(seeds.drawn) != (self._numbers is not None) and (seeds.drawn or place.begun):
@@ -128,11 +128,11 @@ class Epochs:
                 "give the sampler, or the loader, the seed that it had"
             )
 
-    def restore(self, place: Place) -> None:
+    def restore(self, place: EpochPosition) -> None:
         """The next iterator begins where a state was taken."""
         if self._numbers is not None:
             self._numbers.align(place.seeds)
-        self._stranger.forget()
+        self._user_sampler.pop_epoch()
         self._next = place
         self._progress = None
 

@@ -232,10 +232,16 @@ REFUSED = {
     "begun, or not": (lambda state: state | {"begun": 1}, r"begun .* bool, got 1"),
     "within an epoch that has not begun": (
         lambda state: state | {"begun": False},
-        r"must stand at position 0",
+        r"must have position 0",
     ),
-    "a stream": (lambda state: state | {"stream": {}}, r"where a stream stands, but this loader has none"),
-    "a sampler": (lambda state: state | {"sampler": {"sum": 1}}, r"where a sampler stands, but this loader has none"),
+    "a stream": (
+        lambda state: state | {"stream": {}},
+        r"saved with a stream, but this loader has none; got stream=\{\}",
+    ),
+    "a sampler": (
+        lambda state: state | {"sampler": {"sum": 1}},
+        r"saved with a user-defined sampler, but this loader has none; got sampler=",
+    ),
     "text ahead": (lambda state: state | {"ahead": "ab"}, r"batch_size None, .* has 3"),
 }
 
@@ -308,7 +314,7 @@ def test_the_place_of_a_stream_is_looked_through_when_it_is_loaded(field):
 def test_a_number_of_shards_of_another_kind_is_refused():
     loader = DataLoader(Shards(), 3)
     next(iter(loader))
-    with pytest.raises(StateError, match=r"number of shards: 5\.0 was saved, here is 5"):
+    with pytest.raises(StateError, match=r"number of shards: saved with 5\.0, got 5"):
         loader.load_state_dict(changed(loader.state_dict(), ["stream", "shards"], 5.0))
 
 
