@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Generic, TypeVar
 
+from agnoload.backend.base import Backend
 from agnoload.batching.tree import map_leaves
 from agnoload.errors import AgnoloadError, LoaderClosed, OptionError, SampleStopped, add_note, one_line
 from agnoload.fetching.error_policy import FailureBudget
@@ -20,7 +21,7 @@ from agnoload.monitoring.stats import Recorder
 from agnoload.planning.plan import Plan, Progress
 from agnoload.planning.state import EpochPosition
 from agnoload.planning.window import Window
-from agnoload.protocols import Backend, Pool
+from agnoload.protocols import Pool
 
 BatchT = TypeVar("BatchT")
 

@@ -14,7 +14,6 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
-from dataclasses import fields
 from functools import partial
 from types import GenericAlias
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, Unpack, overload
@@ -30,12 +29,12 @@ from agnoload._types import (
     FieldsT,
     K,
     KeywordOptions,
+    KnownOptions,
     LeafT,
     LeavesT,
     NamedT,
     NumberT,
     NumpyOptions,
-    Options,
     PairT,
     S,
     ScalarT,
@@ -45,18 +44,20 @@ from agnoload._types import (
     Unsaid,
 )
 from agnoload.backend import registry
+from agnoload.backend.base import Backend
 from agnoload.datasets import find_caches, find_large_lists
 from agnoload.errors import CALLED, DatasetNotPicklable, LoaderClosed, OptionError, warn
-from agnoload.fetching.error_policy import FailureBudget
-from agnoload.fetching.fetch import Fetcher
+from agnoload.fetching.error_policy import ErrorPolicy, FailureBudget
+from agnoload.fetching.fetch import Fetcher, WorkerSetup
+from agnoload.fetching.stream_source import StreamSetup
 from agnoload.global_rng import Watch
 from agnoload.iterator import PLACED_AHEAD, Account, LoaderIterator, Supply, end_with_program
 from agnoload.messages import Reply, Request
 from agnoload.monitoring.auto import ENOUGH, Choice, adjusted, choose_for_stream, choose_workers
 from agnoload.monitoring.logs import Journal
 from agnoload.monitoring.stats import Benchmark, Recorder, Stats, Timeline, size_of
-from agnoload.options import check_callable, check_options
-from agnoload.planning.epochs import Epochs
+from agnoload.options import Options
+from agnoload.planning.epochs import EpochCounter
 from agnoload.planning.plan import OrderPlan, Plan
 from agnoload.planning.state import EpochPosition, Subject, capture, restore
 from agnoload.planning.stream_plan import StreamPlan
@@ -66,7 +67,7 @@ from agnoload.pools.inline import InlinePool
 from agnoload.pools.launcher import Preload, release_server, start_server, use_server
 from agnoload.pools.processes import ProcessPool
 from agnoload.pools.threads import ThreadPool
-from agnoload.protocols import Backend, ClosableFetch, Empty, IndexArray, Pool
+from agnoload.protocols import ClosableFetch, Empty, IndexArray, Pool
 from agnoload.samplers.base import SeededSampler, effective_seed, has_random_access
 from agnoload.samplers.basic import RandomSampler, SequentialSampler
 from agnoload.samplers.order import batched
@@ -135,15 +136,15 @@ class DataLoader(Generic[SampleT, BatchT]):
     @overload
     def __init__(self: DataLoader[S, B], dataset: Source[S],
                  batch_size: int = 1, shuffle: bool | None = None, *, collate_fn: Callable[[list[S]], B],
-                 backend: Literal["numpy"] = ..., **options: Unpack[Options]) -> None: ...
+                 backend: Literal["numpy"] = ..., **options: Unpack[KnownOptions]) -> None: ...
     @overload
     def __init__(self: DataLoader[S, B], dataset: Source[S],
                  batch_size: None, shuffle: bool | None = None, *, collate_fn: Callable[[S], B],
-                 backend: Literal["numpy"] = ..., **options: Unpack[Options]) -> None: ...
+                 backend: Literal["numpy"] = ..., **options: Unpack[KnownOptions]) -> None: ...
     @overload
     def __init__(self: DataLoader[S, Any], dataset: Source[S],
                  batch_size: int | None = 1, shuffle: bool | None = None, *, collate_fn: Callable[[Any], Any],
-                 backend: str | Backend, **options: Unpack[Options]) -> None: ...
+                 backend: str | Backend, **options: Unpack[KnownOptions]) -> None: ...
     @overload
     def __init__(self: DataLoader[Any, NDArray[ScalarT]], dataset: NDArray[ScalarT],
                  batch_size: int = 1, shuffle: bool | None = None, **options: Unpack[NumpyOptions]) -> None: ...
@@ -230,14 +231,13 @@ class DataLoader(Generic[SampleT, BatchT]):
         retry: Any = None,
         max_failed: int | float | None = None,
     ) -> None:
-        self._options = options = check_options(
-            dataset=dataset, batch_size=batch_size, shuffle=shuffle, sampler=sampler, batch_sampler=batch_sampler,
-            num_workers=num_workers, collate_fn=collate_fn, pin_memory=pin_memory, drop_last=drop_last, timeout=timeout,
-            worker_init_fn=worker_init_fn, multiprocessing_context=multiprocessing_context, generator=generator,
-            prefetch_factor=prefetch_factor, persistent_workers=persistent_workers, pin_memory_device=pin_memory_device,
-            in_order=in_order, device=device, seed=seed, worker_type=worker_type, on_error=on_error,
-            max_worker_restarts=max_worker_restarts, retry=retry, max_failed=max_failed,
+        self._options = options = Options(
+            dataset, batch_size, shuffle, sampler, batch_sampler, num_workers, collate_fn, pin_memory, drop_last,
+            timeout, worker_init_fn, multiprocessing_context, generator, prefetch_factor, persistent_workers,
+            pin_memory_device, in_order, backend, device, seed, worker_type, on_error, max_worker_restarts, retry,
+            max_failed,
         )  # fmt: skip
+        options.warn()
         self._backend = registry.get_backend(backend)
         self._place_on = self._backend.check(device, options.pin_memory)
         world = registry.rank_and_world(self._backend)
@@ -249,11 +249,11 @@ class DataLoader(Generic[SampleT, BatchT]):
         self._warned = False
         self._say_once = _Once()
         self._choice: Choice | None = None
-        self._settle(Epochs(self._user_sampler, options.seed, options.generator, default=0 if split else None))
+        self._settle(EpochCounter(self._user_sampler, options.seed, options.generator, default=0 if split else None))
         if options.num_workers and options.worker_type == "process":
-            start_server(self, options.context)
+            start_server(self, options.multiprocessing_context)
 
-    def _settle(self, epochs: Epochs) -> None:
+    def _settle(self, epochs: EpochCounter) -> None:
         """Be a loader that has not been iterated yet."""
         self._epochs = epochs
         self._restored: Plan | None = None
@@ -278,12 +278,12 @@ class DataLoader(Generic[SampleT, BatchT]):
     @property
     def batch_size(self) -> int | None:
         """Samples a batch; None with a batch sampler or without batching."""
-        return self._options.batch_size
+        return self._options.cut_size
 
     @property
     def num_workers(self) -> int:
         """Workers that load; 0 means the process that iterates. Chosen when first asked for with `"auto"`."""
-        if self._options.num_workers is not None:
+        if isinstance(self._options.num_workers, int):
             return self._options.num_workers
         if self._choice is None:
             self._choice = self._choose_workers()
@@ -317,7 +317,7 @@ class DataLoader(Generic[SampleT, BatchT]):
     @property
     def timeout(self) -> float:
         """Seconds that a batch may take; 0 without limit."""
-        return self._options.timeout or 0
+        return self._options.timeout
 
     @property
     def worker_init_fn(self) -> Callable[[int], object] | None:
@@ -330,13 +330,12 @@ class DataLoader(Generic[SampleT, BatchT]):
 
     @worker_init_fn.setter
     def worker_init_fn(self, function: Callable[[int], object] | None) -> None:
-        check_callable("worker_init_fn", function)
         self._options = dataclasses.replace(self._options, worker_init_fn=function)
 
     @property
     def multiprocessing_context(self) -> Any:
         """The start method or context that was asked for."""
-        return self._options.context
+        return self._options.multiprocessing_context
 
     @property
     def generator(self) -> Any:
@@ -346,7 +345,7 @@ class DataLoader(Generic[SampleT, BatchT]):
     @property
     def prefetch_factor(self) -> int:
         """Batches under way for each worker."""
-        return self._options.prefetch_factor
+        return self._options.prefetch
 
     @property
     def persistent_workers(self) -> bool:
@@ -399,9 +398,8 @@ class DataLoader(Generic[SampleT, BatchT]):
         if options.batch_sampler is not None:
             return len(options.batch_sampler)
         total = self._stream_length() if options.stream else len(self._sampler)
-        if options.batch_size is None:
-            return total
-        return total // options.batch_size if options.drop_last else -(-total // options.batch_size)
+        size = options.batch_size or 1
+        return total // size if options.drop_last else -(-total // size)
 
     def _stream_length(self) -> int:
         """The samples of this epoch: where shards are shuffled and then split, a rank has others in each."""
@@ -501,7 +499,7 @@ class DataLoader(Generic[SampleT, BatchT]):
             budget = None if max_failed is None else FailureBudget(max_failed, plan.epoch, plan.start.failed)
             account = Account(self._recorder, self._journal, self._say_once, budget)
             window = Window(self._window(self.num_workers), self._options.in_order)
-            supply = Supply(plan, self._next_plan, pool, window, limit, self._options.timeout, account)
+            supply = Supply(plan, self._next_plan, pool, window, limit, self._options.timeout or None, account)
             iterator: LoaderIterator[BatchT] = LoaderIterator(
                 self, supply, account, self._backend, self._place_on, pool, release
             )
@@ -517,7 +515,7 @@ class DataLoader(Generic[SampleT, BatchT]):
         return self._plan(self._epochs.following(place._replace(sampler=None)))
 
     def _window(self, workers: int) -> int:
-        return max(min(workers * self._options.prefetch_factor, UNDER_WAY), 1)
+        return max(min(workers * self._options.prefetch, UNDER_WAY), 1)
 
     # ------------------------------------------------------------------------------------------------ assembly
 
@@ -550,7 +548,7 @@ class DataLoader(Generic[SampleT, BatchT]):
             return UserSamplerPlan(
                 place,
                 self._user_sampler,
-                options.batch_size,
+                options.cut_size,
                 options.drop_last,
                 batched=options.batch_sampler is not None,
                 rank=self._rank,
@@ -571,7 +569,7 @@ class DataLoader(Generic[SampleT, BatchT]):
             drop_last=options.drop_last,
             self_sharded=workers > 0 and self._init_splits,
             rank=self._rank,
-            each=None if options.in_order else options.prefetch_factor,
+            each=None if options.in_order else options.prefetch,
         )
 
     def _stream_plan(self, place: EpochPosition) -> StreamPlan:
@@ -623,7 +621,7 @@ class DataLoader(Generic[SampleT, BatchT]):
             fetcher,
             workers=workers,
             window=window + (PLACED_AHEAD if self._place_on is not None else 0),
-            context=options.context,
+            context=options.multiprocessing_context,
             owned=options.stream,
             reuse=options.persistent_workers,
             restarts=options.max_worker_restarts,
@@ -660,25 +658,21 @@ class DataLoader(Generic[SampleT, BatchT]):
         workers = self.num_workers if workers is None else workers
         if self._worker_seed is None:  # kept, though a generator gives others later: kept workers are not told
             self._worker_seed = self.seed if plan is None else plan.seed
+        kind: Any = "process" if isolated else "thread" if options.worker_type == "thread" and workers else "inline"
+        stream = None
+        if isinstance(plan, StreamPlan):
+            resumed = plan.epoch if plan.resumed else -1
+            stream = StreamSetup(
+                workers, self._rank, options.drop_last, self._init_splits, epoch=resumed, start=plan.reader_start
+            )
+        choose = _Choose(self._sampler, self._epochs.order_seed) if self._may_replace() else None
         return Fetcher(
             options.dataset,
-            stream=options.stream,
-            batched=options.batch_size is not None or options.batch_sampler is not None,
-            collate_fn=options.collate_fn,
-            seed=self._worker_seed,
-            workers=workers,
-            rank=self._rank,
-            world_size=self._world_size,
-            isolated=isolated,
-            threaded=options.worker_type == "thread" and workers > 0,
-            on_error=options.on_error,
-            choose=_Choose(self._sampler, self._epochs.order_seed) if self._may_replace() else None,
-            worker_init_fn=options.worker_init_fn,
-            init_splits=self._init_splits,
-            retry=options.retry,
-            drop_last=options.drop_last,
-            stream_start=(plan.epoch, plan.reader_start) if isinstance(plan, StreamPlan) and plan.resumed else None,
-            stream_first=plan.reader_start.first if isinstance(plan, StreamPlan) else None,
+            options.collate_fn,
+            batched=options.batched,
+            setup=WorkerSetup(kind, workers, self._worker_seed, self._rank, self._world_size, options.worker_init_fn),
+            policy=ErrorPolicy(options.on_error, options.retry, choose),
+            stream=stream,
         )
 
     def _may_replace(self) -> bool:
@@ -722,7 +716,7 @@ class DataLoader(Generic[SampleT, BatchT]):
         if not options.stream:
             facts = {"kind": "map", "length": len(options.dataset), "sampler": self._user_sampler.identity()}
         if out_of_order:  # it lists batches of one rank
-            facts |= {"batch_size": options.batch_size, "rank": self._rank}
+            facts |= {"batch_size": options.cut_size, "rank": self._rank}
         if out_of_order or not (options.stream or has_random_access(self._sampler)):
             facts["world_size"] = self._world_size
         if options.generator is not None:
@@ -812,16 +806,16 @@ class DataLoader(Generic[SampleT, BatchT]):
             pool = self._make_pool(fetcher, 1)
         except DatasetNotPicklable as error:
             return Choice(0, str(error).split(". ")[0], 0)
-        size = options.batch_size or getattr(options.batch_sampler, "batch_size", None) or 1
+        size = options.cut_size or getattr(options.batch_sampler, "batch_size", None) or 1
         with closing(pool):
             return choose_workers(
-                partial(self._probe, pool), size, options.prefetch_factor, cores, usable_memory()
+                partial(self._probe, pool), size, options.prefetch, cores, usable_memory()
             )  # fmt: skip
 
     def _probe(self, pool: Pool, count: int) -> tuple[float, int]:
         """Load samples from all over the dataset: the seconds in the worker, and the bytes of the batch."""
         keys: Any = np.linspace(0, len(self._options.dataset) - 1, count).astype(np.int64)
-        if self._options.batch_size is None and self._options.batch_sampler is None:
+        if not self._options.batched:
             keys = int(keys[0])
         pool.submit(Request(count, self.epoch, 0, keys, 0, self.seed))
         reply = pool.receive(PROBE_PATIENCE)
@@ -847,15 +841,7 @@ class DataLoader(Generic[SampleT, BatchT]):
 
         No worker and no iterator goes along, and no place within an epoch: that is what `state_dict` is for.
         """
-        options = {field.name: getattr(self._options, field.name) for field in fields(self._options)}
-        del options["stream"]
-        options["multiprocessing_context"] = options.pop("context")
-        options["num_workers"] = "auto" if self._options.num_workers is None else self._options.num_workers
-        options["timeout"] = self._options.timeout or 0
-        if self._options.batch_sampler is not None:
-            options["batch_size"] = 1
-        if self._options.sampler is not None or self._options.stream or self._options.batch_sampler is not None:
-            options["shuffle"] = None
+        options = self._options.arguments()
         foreign = type(self._backend) is not type(registry.get_backend(self._backend.name))
         options["backend"] = self._backend if foreign else self._backend.name
         own = vars(DataLoader(()))

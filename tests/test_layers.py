@@ -15,13 +15,14 @@ BACKENDS = ROOT / "backends"
 
 LAYERS = [
     {"errors", "messages", "protocols", "worker_info"},
-    {"validate", "system", "memory", "inspect", "seeding", "_types"},
-    {"batching"},
-    {"transport", "backend"},
+    {"validate", "system", "memory", "inspect"},
+    {"backend"},
+    {"seeding", "batching", "_types"},
+    {"transport"},
     {"datasets", "streams", "samplers"},
-    {"global_rng", "planning", "fetching", "monitoring"},
+    {"global_rng", "planning", "fetching", "monitoring", "options"},
     {"pools"},
-    {"options", "iterator"},
+    {"iterator"},
     {"loader"},
     {"__init__", "__main__", "testing"},
 ]

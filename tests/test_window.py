@@ -16,7 +16,6 @@ from agnoload.planning.state import EpochPosition
 from agnoload.planning.window import Window
 from agnoload.testing import FakePool
 
-
 PLAN = Plan(EpochPosition(0))
 
 

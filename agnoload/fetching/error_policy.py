@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
+
+import numpy as np
 
 from agnoload.errors import OptionError, TooManyFailed
 from agnoload.messages import Failure, FailureCount, Reply
+from agnoload.protocols import IndexArray
 from agnoload.validate import number, number_of, positive
 
 JUDGED_FROM = 100
 """A share of failed samples is judged as if at least this many had been tried, until the epoch has ended."""
+REPLACEMENTS = 100
+"""How many other samples `on_error="replace"` tries for one bad one."""
 _NONE = FailureCount()
+
+Choose = Callable[[int, int, np.random.Generator, int], IndexArray]
+"""(seed, epoch, generator, count) to indices of that epoch, at random: where replacements come from."""
 
 
 @dataclass(frozen=True)
@@ -20,8 +30,8 @@ class Retry:
 
     `errors` is an exception type or a tuple of them. A sample that raises one is loaded again up to `times` times,
     after `wait` seconds, then `factor` times as many, and so on, never more than `longest`. Each try draws the same
-    random numbers, so a sample that succeeds at last is what it would have been at once; one that never does is up to
-    `on_error`. `OptionError` for values that cannot work.
+    numbers from `sample_rng()`; other generators go on. What a sample that never succeeds means is up to `on_error`.
+    `OptionError` for values that cannot work.
 
     >>> Retry((OSError, TimeoutError), times=4, wait=0.5).pauses
     (0.5, 1.0, 2.0, 4.0)
@@ -45,6 +55,51 @@ class Retry:
     def pauses(self) -> tuple[float, ...]:
         """Seconds before each further try."""
         return tuple(min(self.wait * self.factor**n, self.longest) for n in range(self.times))
+
+
+@dataclass(frozen=True)
+class ErrorPolicy:
+    """What is done about a sample that cannot be loaded."""
+
+    on_error: Literal["raise", "skip", "replace"] | Callable[[Exception, Any], str] = "raise"
+    retry: Retry | None = None
+    choose: Choose | None = None
+    """Where replacements come from; None: from the same batch."""
+
+    @property
+    def tolerant(self) -> bool:
+        """Whether a bad sample may be left out or replaced."""
+        return callable(self.on_error) or self.on_error != "raise"
+
+    def action(self, error: BaseException, key: Any) -> str:
+        """What `on_error` says to do."""
+        return self.on_error(error, key) if callable(self.on_error) else self.on_error  # type: ignore[arg-type]
+
+    def retrying(self, load: Callable[[Any], Any], rewind: Callable[[], None]) -> Callable[[Any], Any]:
+        """`load` with further tries, before each of which `rewind` is called."""
+        retry = self.retry
+        if retry is None:
+            return load
+
+        def loaded(key: Any) -> Any:
+            for pause in retry.pauses:
+                try:
+                    return load(key)
+                except retry.errors:
+                    time.sleep(pause)
+                    rewind()
+            return load(key)
+
+        return loaded
+
+    def candidates(
+        self, seed: int, epoch: int, rng: np.random.Generator, keys: Collection[Any], item: int
+    ) -> list[Any]:
+        """Other keys of the epoch in random order, to replace that of an item of a batch with these keys."""
+        if self.choose is not None:
+            return list(dict.fromkeys(self.choose(seed, epoch, rng, REPLACEMENTS).tolist()))
+        others = list(keys)
+        return [others[place] for place in rng.permutation(len(others))[:REPLACEMENTS] if place != item]
 
 
 def check_retry(value: Any) -> Retry | None:

@@ -19,7 +19,7 @@ from agnoload.validate import FARTHEST, MOST_RANKS, fields, items, same, shown, 
 
 VERSION = 1
 DRAWN_AT_MOST = 1 << 20
-"""The most seeds that are drawn again from a generator, to find where in its sequence a state was saved."""
+"""A state may ask a generator for this many seeds."""
 
 Kind = Literal["stream", "lanes", "workers"]
 """How a stream is read: as a whole, in lanes of shards, or split over the workers by itself."""
@@ -27,7 +27,7 @@ Subject = Literal["order", "sampler", "stream"]
 """What a state resumes: an order of ours, a user-defined sampler, or a stream."""
 
 
-class Seeds(NamedTuple):
+class EpochSeeds(NamedTuple):
     """What an epoch runs on."""
 
     samples: int
@@ -69,7 +69,7 @@ class EpochPosition(NamedTuple):
 
     epoch: int
     position: int = 0
-    seeds: Seeds = Seeds(0, 0)
+    seeds: EpochSeeds = EpochSeeds(0, 0)
     """Those of the epoch; where it has not `begun`, those of the one before."""
     begun: bool = True
     """Whether the epoch has its seeds already; with a generator they are drawn when it begins."""
@@ -140,7 +140,7 @@ def restore(state: Any, facts: Mapping[str, Any], subject: Subject) -> EpochPosi
     begun = state.get("begun", True)
     if not isinstance(begun, bool):
         raise StateError(f"begun in a state must be a bool, got {shown(begun)}")
-    seeds = Seeds(
+    seeds = EpochSeeds(
         whole(state.get("seed"), "seed", None),
         whole(state.get("order_seed"), "order_seed", None),
         whole(state.get("drawn", 0), "drawn", DRAWN_AT_MOST),

@@ -44,7 +44,6 @@ from agnoload.pools.launcher import (
     Process,
     directory,
     interrupts_held,
-    method_of,
     preload,
     search_path,
     standard_streams,
@@ -68,9 +67,10 @@ from agnoload.pools.worker import (
     check_reading,
     checksum,
 )
+from agnoload.system import method_of
 from agnoload.transport import pickling
-from agnoload.transport.arena import Arena, Attach, Fence, Slot
-from agnoload.transport.memory import sending
+from agnoload.transport.arena import Arena, Fence, Slot
+from agnoload.transport.memory import Attach, sending
 from agnoload.transport.payload import Digest, digest, pack
 from agnoload.transport.remote_errors import Described, restore
 from agnoload.transport.wire import Place, decode
@@ -203,7 +203,7 @@ class ProcessPool:
     def submit(self, request: Request) -> None:
         self._enter()
         try:
-            slot = self.arena.take()
+            slot = self.arena.acquire()
             self.arena.trim()
             flight = self._flights[request.number] = _Flight(request, slot)
             self._send(flight)
@@ -568,7 +568,7 @@ class ProcessPool:
         self._tickets -= len(waiting)
         self._send_again(self._flights[number] for number in waiting)
         for number in missing:
-            self._flights[number].slot = self.arena.take()
+            self._flights[number].slot = self.arena.acquire()
         return [self._flights[number] for number in sorted(missing)]
 
     def _send_again(self, flights: Iterable[_Flight]) -> None:

@@ -31,8 +31,8 @@ from agnoload.messages import Failure, Reply, Request, Start, StreamReport, desc
 from agnoload.monitoring.logs import Listener
 from agnoload.protocols import ClosableFetch
 from agnoload.system import resident
-from agnoload.transport.arena import Mapping as Memory
 from agnoload.transport.arena import Slot, Slots
+from agnoload.transport.memory import Mapping as Memory
 from agnoload.transport.payload import Payload
 from agnoload.transport.pickling import inherit_classes
 from agnoload.transport.remote_errors import describe

@@ -22,7 +22,7 @@ from agnoload import (
     StateError,
     SubsetRandomSampler,
     WeightedRandomSampler,
-    ranks,
+    system,
 )
 
 
@@ -141,7 +141,7 @@ STEP = {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "4", "SLURM_PROCID": "2"}
 def test_slurm_counts_where_srun_has_started_the_process(monkeypatch, caplog, more, expected):
     for name, value in {"RANK": "", **STEP, **more}.items():
         monkeypatch.setenv(name, value)
-    ranks._say.cache_clear()
+    system._say.cache_clear()
     with caplog.at_level("INFO", "agnoload"):
         for _ in range(2):
             sampler = DistributedSampler(range(8), shuffle=False)
@@ -437,7 +437,7 @@ def test_out_of_order_a_slow_worker_holds_up_no_other():
 
 def test_a_state_in_which_more_failed_than_were_tried_is_refused():
     loader = DataLoader(range(4), on_error="skip", max_failed=2)
-    with pytest.raises(StateError, match="at most as many as were tried, got 9 of 4"):
+    with pytest.raises(StateError, match="at most the number of samples tried, got 9 of 4"):
         loader.load_state_dict({**loader.state_dict(), "failed": [9, 4]})
 
 

@@ -203,7 +203,7 @@ REFUSED = {
     "a list": (lambda state: [state], r"the dict that state_dict\(\) gave, got list"),
     "text": (json.dumps, r"the dict that state_dict\(\) gave, got str"),
     "nothing": (lambda state: None, r"got NoneType"),
-    "no version": (lambda state: changed(state, ["version"], GONE), r"without a version"),
+    "no version": (lambda state: changed(state, ["version"], GONE), r"that state_dict\(\) gave, got dict"),
     "another version": (lambda state: state | {"version": 2}, r"version 1, got version 2"),
     "a bool for a version": (lambda state: state | {"version": True}, r"version 1, got version True"),
     "an unknown field": (lambda state: state | {"more": 1}, r"have the fields .*position.* only, got more"),
