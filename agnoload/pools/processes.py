@@ -73,7 +73,7 @@ from agnoload.transport.arena import Arena, Fence, Slot
 from agnoload.transport.memory import Attach, sending
 from agnoload.transport.payload import Digest, digest, pack
 from agnoload.transport.remote_errors import Described, restore
-from agnoload.transport.wire import Place, decode
+from agnoload.transport.wire import EncodedSpan, decode
 
 SILENCE = 60.0
 """Seconds without a batch after which one warning tells what the workers are doing."""
@@ -151,7 +151,7 @@ class ProcessPool:
         self._extra: list[int] = []  # descriptors of shared files in the dataset, which stay theirs
         self._environment = environment or {}
         self._digest: Digest | None = None
-        self._classes: dict[str, type] = {}
+        self._classes: list[type] = []
         check_reading()
         for needed, there in (("/proc", os.path.isdir("/proc/self/fd")), ("memfd", hasattr(os, "memfd_create"))):
             if not there:
@@ -174,7 +174,7 @@ class ProcessPool:
         else:
             with sending() as self._extra:
                 self._around = surroundings(self._environment, fetch.parts())
-                self._payload, self._classes = pack(fetch, self._around, fetch.parts(), method)
+                self._payload, self._classes, self._around["modules"] = pack(fetch, self._around, fetch.parts(), method)
         if method == "forkserver":
             self.preload = preload(self._around)
             self._server = self.preload.server(self._around)
@@ -437,7 +437,7 @@ class ProcessPool:
         self, number: int, slot_number: int, worker: int, kind: int, check: int, offset: int, nbytes: int, arrays: int,
         end: int, samples: int, started: float, fetched: float, collated: float, finished: float,
     ) -> None:  # fmt: skip
-        arena, place = self.arena, Place(offset, nbytes, arrays, end)
+        arena, place = self.arena, EncodedSpan(offset, nbytes, arrays, end)
         if not (worker in self._latest and arena.has(slot_number) and offset >= 0 and 0 <= nbytes <= end - offset):
             return self._refuse(worker, "a ticket that names no place of its own")
         flight, slot = self._flights.get(number), arena[slot_number]

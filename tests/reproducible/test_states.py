@@ -68,7 +68,7 @@ class Saves(Placed):
 
 def out_of_order(loader, state):
     """As if the third and the fourth batch had come before the second."""
-    return state | {"position": 3, "ahead": [[6, 12]], "facts": loader._facts(True)}
+    return state | {"position": 3, "ahead": [[6, 12]], "facts": loader._planner._facts(True)}
 
 
 LOADERS = {
