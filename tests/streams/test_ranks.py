@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agnoload.errors import OptionError
-from agnoload.planning.stream_plan import StreamPlan
 from agnoload.streams import IterableDataset, Mixture, settle_ranks
 
 
@@ -139,7 +138,7 @@ def test_without_an_environment_the_backend_is_asked(kit, monkeypatch):
 def test_the_rank_of_this_process_is_part_of_the_key_where_nothing_is_split(kit, monkeypatch):
     monkeypatch.setenv("RANK", "2")
     monkeypatch.setenv("WORLD_SIZE", "4")
-    plan = StreamPlan(kit.Shards([1, 1]), size=1)
+    plan = kit.Plan(kit.Shards([1, 1]), size=1)
     assert plan._layout.rank == 2
 
 
