@@ -195,8 +195,7 @@ class DataLoader(Generic[BatchT]):
     def worker_init_fn(self) -> Callable[[int], object] | None:
         """The function that each worker calls with its number before its first sample.
 
-        It can be set, as trainers do, and counts from the next `iter` on. A function that splits a stream over the
-        workers must be given to the constructor.
+        It may be set, and counts from the next `iter` on; one that splits a stream must be given to the constructor.
         """
         return self._options.worker_init_fn
 
@@ -334,10 +333,8 @@ class DataLoader(Generic[BatchT]):
             self._worker_seed = self.seed if plan is None else plan.seed
         stream = None
         if isinstance(plan, StreamPlan):
-            resumed = plan.epoch if plan.resumed else -1
-            stream = StreamSetup(
-                workers, planner.rank, options.drop_last, planner.init_splits, resumed, plan.reader_start
-            )
+            splits, resumed = planner.init_splits, plan.epoch if plan.resumed else -1
+            stream = StreamSetup(workers, planner.rank, options.drop_last, splits, resumed, plan.reader_start)
         kind: Any = options.worker_type if workers else "inline"
         ranks, init = (planner.rank, planner.world_size), options.worker_init_fn
         replaces = planner.has_random_access and options.on_error not in ("raise", "skip")
@@ -381,7 +378,8 @@ class DataLoader(Generic[BatchT]):
         """
         workers, preload = self.num_workers, self._keeper.preload
         choice = "as asked for" if self._choice is None else f"auto: {self._choice.reason}"
-        stats = self._recorder.stats(workers, choice, _cores(), find_caches(self._options.dataset))
+        cores, caches = usable_cores(local_world_size()), find_caches(self._options.dataset)
+        stats = self._recorder.stats(workers, choice, cores, caches)
         return replace(stats, imported_apart=() if preload is None else tuple(sorted(preload.left_out)))
 
     def trace(self, path: str | os.PathLike[str]) -> AbstractContextManager[None]:
@@ -428,21 +426,17 @@ class DataLoader(Generic[BatchT]):
 
     def _choose_workers(self) -> Choice:
         """The choice for `num_workers="auto"`: from a look at the dataset, and a probe in a worker of its own."""
-        options, cores = self._options, _cores()
+        options, cores = self._options, usable_cores(local_world_size())
         if options.stream:
             return choose_for_stream(options.dataset, cores)
         fetcher = self._fetcher(1)
         if fetcher.gathers:
             return Choice(0, "whole batches are gathered in one step, quicker than through a worker")
-        return choose_for_dataset(
-            partial(self._keeper.start, fetcher, 1),
-            Request(0, self.epoch, 0, None if options.batched else 0, 0, self.seed),
-            len(options.dataset) if hasattr(options.dataset, "__len__") else 0,
-            options.cut_size or getattr(options.batch_sampler, "batch_size", None) or 1,
-            options.prefetch,
-            cores,
-            usable_memory(),
-        )
+        start = partial(self._keeper.start, fetcher, 1)
+        request = Request(0, self.epoch, 0, None if options.batched else 0, 0, self.seed)
+        length = len(options.dataset) if hasattr(options.dataset, "__len__") else 0
+        size = options.cut_size or getattr(options.batch_sampler, "batch_size", None) or 1
+        return choose_for_dataset(start, request, length, size, options.prefetch, cores, usable_memory())
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Travels, and is copied, as its options, its epoch and seed, and what a subclass has put on it.
@@ -458,9 +452,8 @@ class DataLoader(Generic[BatchT]):
     def close(self) -> None:
         """End all workers, within a second whatever they do; twice is fine, and iterating again starts new ones.
 
-        An iterator that was under way raises `LoaderClosed`, also where another thread waits in it, and so does an
-        `iter` that is starting workers; batches that were yielded stay valid. Any thread and a signal handler may call
-        this.
+        An iterator that is under way raises `LoaderClosed`, even while another thread waits in it, and so does an
+        `iter` that is starting workers; yielded batches stay valid. Any thread and a signal handler may call it.
         """
         self._closings += 1  # before: an iterator that is being made is among them, or sees this
         for known in self._iterators.valuerefs():  # a list: another thread may be making one
@@ -473,11 +466,6 @@ class DataLoader(Generic[BatchT]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _cores() -> int:
-    """The cores that this process may use, beside others that train with it on this machine."""
-    return usable_cores(local_world_size())
 
 
 def _rebuild(
