@@ -70,7 +70,7 @@ from agnoload.protocols import Backend, ClosableFetch, Empty, IndexArray, Pool
 from agnoload.samplers.base import SeededSampler, effective_seed, has_random_access
 from agnoload.samplers.basic import RandomSampler, SequentialSampler
 from agnoload.seeding import Rewinder, SampleContext
-from agnoload.streams import length_or_none, need_length, part_without_state, settle_ranks, split_of
+from agnoload.streams import length_or_none, need_length, part_without_state, resolve_ranks, split_of
 from agnoload.system import local_world_size, rank_and_world, usable_cores, usable_memory
 from agnoload.validate import brief, integer, name_of, number, number_of, shown
 
@@ -240,7 +240,7 @@ class DataLoader(Generic[SampleT, BatchT]):
         self._backend = registry.get_backend(backend)
         self._place_on = self._backend.check(device, options.pin_memory)
         world = registry.rank_and_world(self._backend)
-        split = options.stream and settle_ranks(options.dataset, world)
+        split = options.stream and resolve_ranks(options.dataset, world)
         self._sampler = self._make_sampler(world)
         self._stranger = Stranger(self._sampler)
         self._init_splits = options.worker_init_fn is not None

@@ -16,13 +16,14 @@ from agnoload.datasets import Batch, gather_of, getitems_of
 from agnoload.errors import CollateError, OptionError, SampleStopped, add_note, attributes_of, one_line
 from agnoload.fetching.copies import Copies
 from agnoload.fetching.error_policy import Retry
-from agnoload.fetching.stream_reader import COLLATING, StreamReader, is_shared
+from agnoload.fetching.stream_reader import COLLATING, StreamReader
 from agnoload.global_rng import RequestGenerators
 from agnoload.messages import EMPTY, Failure, Reply, Request
 from agnoload.planning.plan import REST, Told
 from agnoload.protocols import Empty, IndexArray
 from agnoload.seeding import Purpose, Rewinder, SampleContext
 from agnoload.streams import first_states, is_indexed
+from agnoload.streams.layout import is_shared
 from agnoload.validate import number_of
 from agnoload.worker_info import WorkerInfo, set_worker_info
 

@@ -14,8 +14,9 @@ from itertools import chain
 from typing import Any, Literal, NamedTuple, get_args
 
 from agnoload.errors import AgnoloadError, StateError
-from agnoload.fetching.stream_reader import Portion, layout_of
+from agnoload.fetching.stream_reader import Portion
 from agnoload.streams.base import first_states
+from agnoload.streams.layout import layout_of
 from agnoload.validate import FARTHEST, MOST_RANKS, fields, items, same, shown, whole
 
 Kind = Literal["stream", "lanes", "workers"]
