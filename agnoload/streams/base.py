@@ -12,7 +12,6 @@ from agnoload import seeding
 from agnoload.errors import OptionError
 from agnoload.seeding import Purpose, draw_seed, generator
 from agnoload.streams.iterators import (
-    LAZY,
     DerivedIterator,
     FirstState,
     Lazy,
@@ -247,10 +246,10 @@ class _FilterIterator(DerivedIterator):
 
     def _kept(self, raw: Any) -> Any:
         try:
-            if type(raw) not in LAZY:
-                return raw if guarded(self._function, raw) else _DROPPED
             sample = force(raw)
-            return Made((sample, raw)) if guarded(self._function, sample) else _DROPPED
+            if not guarded(self._function, sample):
+                return _DROPPED
+            return raw if sample is raw else Made((sample, raw))
         except Exception as error:
             note_record(error, raw)
             raise

@@ -79,17 +79,17 @@ def note_place(error: BaseException, path: Any, number: int) -> None:
     add_note(error, f"at record {number + 1} of {os.fspath(path)} (the first is record 1)")
 
 
-def guarded(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+def guarded(function: Callable[..., Any], *arguments: Any) -> Any:
     """Call user code; a StopIteration out of it must not be taken for the end of the data."""
     try:
-        return function(*arguments, **named)
+        return function(*arguments)
     except (StopIteration, GeneratorExit) as stop:
         raise _stopped(function, stop) from stop
 
 
 def _stopped(function: Any, stop: BaseException) -> SampleStopped:
     return SampleStopped(
-        f"{name_of(function)} raised {type(stop).__name__}, which would look like the end of the data; catch it there"
+        f"{name_of(getattr(function, 'func', function))} raised {type(stop).__name__}, which would look like the end of the data; catch it there"
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from agnoload.errors import StateError
@@ -145,7 +146,7 @@ def shard_of(stream: Any, number: int) -> Iterable[Any]:
     except (TypeError, ValueError):
         names = set()
     if {"num_shards", "index"} <= names:
-        return guarded(stream.shard, num_shards=stream.num_shards, index=number)  # type: ignore[no-any-return]
+        return guarded(partial(stream.shard, num_shards=stream.num_shards, index=number))  # type: ignore[no-any-return]
     return guarded(stream.shard, number)  # type: ignore[no-any-return]
 
 
