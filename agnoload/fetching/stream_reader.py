@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Protocol
 from agnoload import seeding
 from agnoload.errors import AgnoloadError, StateError
 from agnoload.fetching.compare import extended, sketch
+from agnoload.messages import StreamReport
 from agnoload.streams.base import all_parts_of, first_states, parts_of
 from agnoload.streams.iterators import (
     LAZY,
@@ -49,31 +50,18 @@ class Begin(Protocol):
     def __call__(self, first: int, stride: int, rank: int) -> None: ...
 
 
-class Portion(NamedTuple):
+class StreamChunk(NamedTuple):
     """What a reader gives for one request."""
 
     samples: list[Any]
-    """The batch, not collated yet: less than asked for at the end, or where samples were left out."""
-    end: bool
-    """The lane has no more, or the stream where there are no lanes."""
-    left: list[Any] | None
-    """At the end of a lane: the samples that do not fill a batch."""
-    places: int
-    """The number of places that were gone through: those of `samples` or `left`, and of what was left out."""
+    """The batch, not collated yet: fewer than asked for at the end, or where samples were left out."""
     first: int
     """The position of the first sample in the epoch's sequence, for the keys of what comes later, like collating."""
     stride: int
     rank: int
-    state: Any
-    """Where the lane stands behind this batch; None if the stream cannot say."""
-    self_sharded: bool
-    """The stream splits itself over the workers."""
-    others: bool = False
-    """At the end: ranks before this one have a sample more, behind where reading began."""
-    sums: tuple[int, int] | None = None
-    """Where several workers read the same: the check sums of all that was gone past before the batch, and behind it."""
+    report: StreamReport
     error: BaseException | None = None
-    """What a function has raised that makes the samples: there are none, but the stream can be read on."""
+    """What a function raised that makes the samples: there are none, but the stream can be read on."""
 
 
 class _Track:
@@ -98,7 +86,7 @@ class _Track:
 
 
 class StreamReader:
-    """Reads one stream for one worker through one epoch: `read(batch, lane, size)` gives a `Portion`.
+    """Reads one stream for one worker through one epoch: `read(batch, lane, size)` gives a `StreamChunk`.
 
     `begin` is called before the first sample of each batch. `start` is what `StreamPlan.start` gave; without it reading
     begins with the epoch. `self_sharded` says that the stream splits itself, as one does that asks `get_worker_info()`
@@ -142,7 +130,7 @@ class StreamReader:
             one = all(len(parts_of(part)) < 2 for part in all_parts_of(stream))
             self._info.divisible = self._self_sharded or (one and not self._layout.lanes)
 
-    def read(self, batch: int, lane: int = 0, size: int = 1) -> Portion:
+    def read(self, batch: int, lane: int = 0, size: int = 1) -> StreamChunk:
         """Batch number `batch` of the epoch or, with lanes, of `lane`.
 
         For a stream that splits itself, batch number `batch // workers` of this worker.
@@ -161,7 +149,7 @@ class StreamReader:
         finally:
             if self._info is not None:
                 self._info.on_asked = None
-        return self._portion(track, lane, wanted, raws, size)._replace(sums=sums)
+        return self._chunk(track, lane, wanted, raws, size, sums)
 
     def close(self) -> None:
         """Let go of all that is open; only a new reader reads on."""
@@ -287,7 +275,9 @@ class StreamReader:
             return place * self._workers + self._worker, self._workers, rank
         return layout.first + place * layout.stride, layout.stride, layout.rank
 
-    def _portion(self, track: _Track, lane: int, place: int, raws: list[Any], size: int) -> Portion:
+    def _chunk(
+        self, track: _Track, lane: int, place: int, raws: list[Any], size: int, sums: tuple[int, int] | None
+    ) -> StreamChunk:
         merged = self._layout.lanes or self._self_sharded
         key = self._own(lane, place)
         if track.ended and self._drop_last and not merged:
@@ -303,7 +293,8 @@ class StreamReader:
         state = None if track.ended else track.iterator.state()
         more = track.place + 1 - track.start >= (size if self._drop_last else 1)  # rank 0 has one sample more
         others = track.ended and more and has_others(track.iterator)
-        return Portion(samples, track.ended, left, len(raws), *key, state, self._self_sharded, others, error=failed)
+        report = StreamReport(track.ended, left, len(raws), state, self._self_sharded, others, sums)
+        return StreamChunk(samples, *key, report, failed)
 
     def _finish(self, raws: list[Any], first: int, stride: int, rank: int) -> list[Any]:
         """The samples of raw ones, but for those that are left out."""

@@ -12,7 +12,7 @@ import logging
 import pickle
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import takewhile
 from typing import Any, NamedTuple, TextIO
 
@@ -85,10 +85,8 @@ class Listener(logging.Handler):
             warnings.resetwarnings()
             warnings.filters[:] = around["filters"]  # type: ignore[index]
 
-    def take(self) -> Said | None:
+    def take(self) -> Said:
         """What was said since the last time."""
-        if not self._said:
-            return None
         said, self._said = self._said, []
         return said
 
@@ -144,9 +142,9 @@ class Journal:
     def __init__(self) -> None:
         self._seen: set[Any] = set()
 
-    def replay(self, said: Said | None) -> None:
+    def replay(self, said: Sequence[Logged | Warned]) -> None:
         """Hand records to the handlers of this process, and give the warnings; a filter may make one an error."""
-        for item in said or ():
+        for item in said:
             if isinstance(item, Logged):
                 record = logging.makeLogRecord(item.attributes)
                 logger = logging.getLogger(record.name)

@@ -25,7 +25,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ from agnoload.backend import registry
 from agnoload.errors import CALLED, AgnoloadError, LoaderClosed, WorkerDied, WorkerTimeout, add_note, warn
 from agnoload.inspect import plain_values
 from agnoload.messages import Reply, Request, Start, describe_request, plain_indices
-from agnoload.monitoring.logs import Said, heard, settings
+from agnoload.monitoring.logs import Logged, Warned, heard, settings
 from agnoload.pools.launcher import (
     THREADS,
     UNKNOWN,
@@ -44,7 +44,6 @@ from agnoload.pools.launcher import (
     Process,
     directory,
     interrupts_held,
-    method_of,
     preload,
     search_path,
     standard_streams,
@@ -61,18 +60,20 @@ from agnoload.pools.worker import (
     REQUEST,
     STARTUP,
     Control,
+    Extras,
     Stage,
     WorkerFetch,
     answered,
     check_reading,
     checksum,
 )
+from agnoload.system import method_of
 from agnoload.transport import pickling
-from agnoload.transport.arena import Arena, Attach, Fence, Slot
-from agnoload.transport.memory import sending
+from agnoload.transport.arena import Arena, Fence, Slot
+from agnoload.transport.memory import Attach, sending
 from agnoload.transport.payload import Digest, digest, pack
 from agnoload.transport.remote_errors import Described, restore
-from agnoload.transport.wire import Place, decode
+from agnoload.transport.wire import EncodedSpan, decode
 
 SILENCE = 60.0
 """Seconds without a batch after which one warning tells what the workers are doing."""
@@ -85,6 +86,9 @@ TICKETS = 512
 
 ASKED, TERMINATED, KILLED = 0.1, 0.3, 0.5
 """Seconds that a worker has, when its pool is closed, to end as it was asked to, by SIGTERM, by SIGKILL."""
+
+
+_NO_EXTRAS = Extras()
 
 
 class _Flight:
@@ -115,7 +119,7 @@ class ProcessPool:
         attach: Attach | None = None,
         fence: Fence | None = None,
         environment: Mapping[str, str] | None = None,
-        listen: Callable[[Said], None] | None = None,
+        listen: Callable[[Sequence[Logged | Warned]], None] | None = None,
     ) -> None:
         self._inherited: WorkerFetch | None = fetch  # by workers that are started later
         self._workers = workers
@@ -147,7 +151,7 @@ class ProcessPool:
         self._extra: list[int] = []  # descriptors of shared files in the dataset, which stay theirs
         self._environment = environment or {}
         self._digest: Digest | None = None
-        self._classes: dict[str, type] = {}
+        self._classes: list[type] = []
         check_reading()
         for needed, there in (("/proc", os.path.isdir("/proc/self/fd")), ("memfd", hasattr(os, "memfd_create"))):
             if not there:
@@ -170,7 +174,7 @@ class ProcessPool:
         else:
             with sending() as self._extra:
                 self._around = surroundings(self._environment, fetch.parts())
-                self._payload, self._classes = pack(fetch, self._around, fetch.parts(), method)
+                self._payload, self._classes, self._around["modules"] = pack(fetch, self._around, fetch.parts(), method)
         if method == "forkserver":
             self.preload = preload(self._around)
             self._server = self.preload.server(self._around)
@@ -199,7 +203,7 @@ class ProcessPool:
     def submit(self, request: Request) -> None:
         self._enter()
         try:
-            slot = self.arena.take()
+            slot = self.arena.acquire()
             self.arena.trim()
             flight = self._flights[request.number] = _Flight(request, slot)
             self._send(flight)
@@ -433,7 +437,7 @@ class ProcessPool:
         self, number: int, slot_number: int, worker: int, kind: int, check: int, offset: int, nbytes: int, arrays: int,
         end: int, samples: int, started: float, fetched: float, collated: float, finished: float,
     ) -> None:  # fmt: skip
-        arena, place = self.arena, Place(offset, nbytes, arrays, end)
+        arena, place = self.arena, EncodedSpan(offset, nbytes, arrays, end)
         if not (worker in self._latest and arena.has(slot_number) and offset >= 0 and 0 <= nbytes <= end - offset):
             return self._refuse(worker, "a ticket that names no place of its own")
         flight, slot = self._flights.get(number), arena[slot_number]
@@ -451,7 +455,7 @@ class ProcessPool:
             return self._never_began(worker, *decode(place, slot, None))
         copy = bool(kind & ERROR) or arena.full(end)
         error: BaseException | None = None
-        batch, extras, last = None, None, bool(kind & END)
+        batch, extras, last = None, _NO_EXTRAS, bool(kind & END)
         try:
             value = decode(place, slot, None if copy else arena)
         except CALLED as broken:  # out of the user's own classes; due when the batch is
@@ -469,19 +473,17 @@ class ProcessPool:
         finally:
             if copy or not arrays:
                 arena.give_back(slot_number)
-        if extras is not None and (imported := extras.pop("imported", None)) is not None:
-            extras = extras or None
-            if self.preload is not None:
-                self.preload.learn(imported)
+        if extras.imported and self.preload is not None:
+            self.preload.learn(extras.imported)
         times = (started, fetched, collated, finished)
-        self._ready.append(Reply(number, worker, batch, error, samples, last, extras, *times, end))
+        self._ready.append(Reply(number, worker, batch, error, samples, last, *extras[:4], *times, end))
         return None
 
-    def _never_began(self, worker: int, described: Described, extras: dict[str, Any] | None) -> None:
+    def _never_began(self, worker: int, described: Described, extras: Extras) -> None:
         """A worker could not read the dataset, or its `worker_init_fn` has raised: nobody waits for the others."""
         if self._fatal is None:
             self._fatal = restore(described, f"in {self._name(worker)}, before its first batch")
-            self._hear((extras or {}).get("said", []))
+            self._hear(extras.log_records)
 
     def _refuse(self, worker: int | None, what: str, flight: _Flight | None = None) -> None:
         """What came through the pipe or lies in the slot was not written by our code: nothing can be trusted."""
@@ -535,7 +537,7 @@ class ProcessPool:
         if not wanted or not self._processes or self._owned:
             self._fatal = error
 
-    def _hear(self, said: Said) -> None:
+    def _hear(self, said: Sequence[Logged | Warned]) -> None:
         """Pass on what a worker has said of a batch that it will not answer; nothing of it may come in our way."""
         if self._listen is not None:
             with contextlib.suppress(*CALLED):
@@ -566,7 +568,7 @@ class ProcessPool:
         self._tickets -= len(waiting)
         self._send_again(self._flights[number] for number in waiting)
         for number in missing:
-            self._flights[number].slot = self.arena.take()
+            self._flights[number].slot = self.arena.acquire()
         return [self._flights[number] for number in sorted(missing)]
 
     def _send_again(self, flights: Iterable[_Flight]) -> None:

@@ -18,25 +18,24 @@ import threading
 import time
 import traceback
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import IntEnum
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from agnoload.errors import AgnoloadError
 from agnoload.inspect import differing_values
-from agnoload.messages import Reply, Request, Start, describe_request
+from agnoload.messages import Failure, Reply, Request, Start, StreamReport, describe_request
 from agnoload.monitoring.logs import Listener
 from agnoload.protocols import ClosableFetch
 from agnoload.system import resident
-from agnoload.transport.arena import Mapping as Memory
 from agnoload.transport.arena import Slot, Slots
+from agnoload.transport.memory import Mapping as Memory
 from agnoload.transport.payload import Payload
-from agnoload.transport.pickling import inherit_classes
 from agnoload.transport.remote_errors import describe
-from agnoload.transport.wire import Place, encode
+from agnoload.transport.wire import EncodedSpan, encode
 
 REQUEST = struct.Struct("<4q")
 """number, slot, bytes of the request in the slot, its form; a number below zero ends the worker."""
@@ -56,7 +55,7 @@ GROUP_SIGNALS = (signal.SIGHUP, signal.SIGQUIT, signal.SIGALRM, signal.SIGTERM, 
 _DEATH_SIGNAL, _NAME = 1, 15  # PR_SET_PDEATHSIG, PR_SET_NAME
 
 
-def checksum(slot: Slot, place: Place) -> int:
+def checksum(slot: Slot, place: EncodedSpan) -> int:
     """Of all that is unpickled of a batch: what was not written to its end, or not by a worker, is never read."""
     return zlib.crc32(slot.view[place.offset : place.end])
 
@@ -68,6 +67,17 @@ class WorkerFetch(ClosableFetch, Protocol):
 
     def parts(self) -> Mapping[str, Any]:
         """The user's objects in it, by the names that an error shall use."""
+
+
+class Extras(NamedTuple):
+    """What an answer brings along beside its batch, where it does; the first fields are those of `Reply`."""
+
+    failed: Sequence[Failure] = ()
+    notices: Sequence[str] = ()
+    log_records: Sequence[Any] = ()
+    stream: StreamReport | None = None
+    imported: Sequence[str] = ()
+    """Modules that the worker has imported since its last answer."""
 
 
 class Stage(IntEnum):
@@ -203,7 +213,6 @@ def main(start: Start, extra: list[int], inherited: Any = None) -> None:
             answer(answered(), (signal.SIGTERM,))  # a forked copy of the user's handler must not answer ours
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM, DUMP_SIGNAL})
             listener.install(None)
-            inherit_classes()
             read = partial(_identity, inherited)
         _dump_to(start.arena, control.dump_offset(start.worker))
         control.stage(start.worker, Stage.STARTING)
@@ -438,19 +447,18 @@ class Worker:
         end_copy(self._pid, reply.error)
         kind = STARTUP if request is None else 0
         value: Any = reply.batch
-        extras = reply.extras
-        if (said := self._listener.take()) is not None:
-            extras = {**(extras or {}), "said": said}
+        imported: Sequence[str] = ()
+        records, notices = self._listener.take(), reply.notices
         if self._notices and request is not None:
-            extras = {**(extras or {}), "notices": [*self._notices, *(extras or {}).get("notices", ())]}
-            self._notices = []
+            notices, self._notices = [*self._notices, *notices], []
         if len(sys.modules) != len(self._loaded):
-            extras = {**(extras or {}), "imported": [name for name in list(sys.modules) if name not in self._loaded]}
+            imported = [name for name in list(sys.modules) if name not in self._loaded]
             self._loaded = dict.fromkeys(sys.modules)
+        extras = Extras(reply.failed, notices, records, reply.stream, imported)
         if reply.error is not None:
             kind |= ERROR
             value = (describe(reply.error), extras)
-        elif extras is not None:
+        elif any(extras):
             kind |= EXTRAS
             value = (value, extras)
         if reply.end:
@@ -460,16 +468,16 @@ class Worker:
         except BaseException as error:
             end_copy(self._pid, error)
             slot.reset()
-            lost = "portion" in (extras or {})  # where a stream stands: it cannot be read on
+            lost = reply.stream is not None  # where a stream stands: it cannot be read on
             kind = (kind & STARTUP) | ERROR | END * lost
             what = describe_request(request) if request is not None else "an error"
             where = f"while {what} was encoded in worker {self._number} (pid {os.getpid()})"
-            place = encode((describe(error, where), None), slot)
+            place = encode((describe(error, where), Extras()), slot)
         ticket = REPLY.pack(
             reply.number, slot.number, self._number, kind, checksum(slot, place), *place, reply.samples, reply.started,
             reply.fetched, reply.collated, time.monotonic(),
         )  # fmt: skip
         end_copy(self._pid)
         os.write(self._replies, ticket)
-        if said is not None:
+        if records:
             self._control.forget(self._number)
