@@ -51,7 +51,7 @@ class _Arrays:
 
     def reducer_override(self, value: Any) -> Any:
         if type(value) is not np.ndarray:
-            return pickling.class_by_name(value) if isinstance(value, type) else pickling.as_small_array(value)
+            return pickling.class_by_name(value) if isinstance(value, type) else pickling.as_array(value)
         dtype = value.dtype
         if dtype.hasobject:
             return NotImplemented
