@@ -97,14 +97,14 @@ class _Pickler(pickling.Pickler):
             return
         self._met.add(name)
         registered = name in cloudpickle.list_registry_pickle_by_value()
-        if getattr(module, "__file__", None) and not registered and not _is_importable(name, tuple(sys.path)):
+        if getattr(module, "__file__", None) and not registered and not is_importable(name, tuple(sys.path)):
             with suppress(ValueError):  # it has another name in `sys.modules` than its own
                 cloudpickle.register_pickle_by_value(module)
                 self._strays.append(module)
 
 
 @functools.lru_cache(maxsize=4096)
-def _is_importable(name: str, path: tuple[str, ...]) -> bool:
+def is_importable(name: str, path: tuple[str, ...]) -> bool:
     """Whether a fresh process with this `sys.path` finds the package, or the module, that a module is in."""
     for finder in sys.meta_path:  # import hooks of editable installs are there, too; those of pytest are not
         if "pytest" not in type(finder).__module__:

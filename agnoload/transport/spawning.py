@@ -77,6 +77,12 @@ class Parent:
         return _join, (given,)
 
 
+def modules() -> list[str]:
+    """What a worker imports to take that, beside the standard library."""
+    tracker = getattr(sys.modules.get("multiprocess.resource_tracker"), "_resource_tracker", None)
+    return ["multiprocess.resource_tracker"] if getattr(tracker, "_fd", None) is not None else []
+
+
 def _join(given: dict[str, tuple[str | None, bytes | None]]) -> None:
     for library, (path, key) in given.items():
         if path is not None:
