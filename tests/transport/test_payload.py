@@ -411,9 +411,9 @@ def test_c33_lambdas_local_classes_and_closures_reach_workers(method: str) -> No
     ],
 )
 def test_c33_a_lock_in_what_workers_need_is_named_by_its_path(options: dict[str, Any], path: str) -> None:
-    with DataLoader(**{"dataset": [1, 2], **options}, num_workers=2) as loader:
-        with pytest.raises(DatasetNotPicklable) as caught:
-            iter(loader)
+    loader = DataLoader(**{"dataset": [1, 2], **options}, num_workers=2)
+    with loader, pytest.raises(DatasetNotPicklable) as caught:
+        iter(loader)
     assert str(caught.value).startswith(path)
     assert "'forkserver'" in str(caught.value)
 
