@@ -303,9 +303,7 @@ def _explain(error: Exception, path: str, culprit: Any, method: str) -> DatasetN
             "data a multiprocessing.RawArray or np.memmap"
         )
     if isinstance(culprit, types.GeneratorType):
-        remedy = (
-            "A generator can be read only once anyway: write an agnoload.IterableDataset whose __iter__ starts again"
-        )
+        remedy = "A generator can be read only once: write an agnoload.IterableDataset whose __iter__ starts again"
     return DatasetNotPicklable(f"{path}{kind} cannot be sent to a worker process: {one_line(error)}. {remedy}")
 
 
