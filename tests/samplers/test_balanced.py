@@ -271,9 +271,10 @@ def test_a_batch_that_its_classes_do_not_divide_is_refused():
 # --- cycles
 
 
-def cycles(n, per, seed, array_below=1 << 20):
-    shuffle = lambda number: shuffled(n, seed, 0, Purpose.CLASSES, number, array_below=array_below)  # noqa: E731
-    return ShuffledCycles(n, per, shuffle)
+def cycles(n, per, seed):
+    return ShuffledCycles(
+        n, per, lambda number, below: shuffled(n, seed, 0, Purpose.CLASSES, number, array_below=below)
+    )
 
 
 @pytest.mark.slow
@@ -296,7 +297,7 @@ def test_cycles_are_permutations_that_meet_without_repeats_and_any_place_is_ther
 def test_long_cycles_hold_no_array_and_keep_the_same_promises(per, monkeypatch):
     monkeypatch.setattr("agnoload.samplers.classes.ARRAY_BELOW", 1)
     n = 20_011
-    long = cycles(n, per, 5, array_below=1)
+    long = cycles(n, per, 5)
     whole = long.indices(0, 4 * n)
     assert_taken_in_cycles(whole.tolist(), n)
     groups = whole[: len(whole) // per * per].reshape(-1, per)
