@@ -24,7 +24,7 @@ from agnoload.pools.processes import ProcessPool
 from agnoload.pools.worker import PACKED, REPLY, REQUEST, Control, Worker
 from agnoload.transport.arena import Arena
 from agnoload.transport.payload import DatasetNotPicklable
-from agnoload.transport.wire import Place, decode
+from agnoload.transport.wire import EncodedSpan, decode
 
 MIB = 1 << 20
 _numbers = itertools.count()
@@ -143,9 +143,9 @@ class _Sum(Run):
         return Reply(request.number, batch=out)
 
 
-def _tickets(data: bytes) -> Iterator[tuple[int, Place]]:
+def _tickets(data: bytes) -> Iterator[tuple[int, EncodedSpan]]:
     for fields in REPLY.iter_unpack(data):
-        yield fields[0], Place(*fields[5:9])
+        yield fields[0], EncodedSpan(*fields[5:9])
 
 
 # ------------------------------------------------------------------------------------------------ memory
