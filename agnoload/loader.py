@@ -40,8 +40,8 @@ from agnoload.backend.base import Backend
 from agnoload.datasets import find_caches
 from agnoload.errors import CALLED, LoaderClosed, WarnOnce
 from agnoload.fetching.error_policy import ErrorPolicy, FailureBudget, ReplacementKeys
-from agnoload.fetching.fetch import Fetcher, WorkerSetup
-from agnoload.fetching.stream_source import StreamSetup
+from agnoload.fetching.fetch import Fetcher
+from agnoload.fetching.stream_source import StreamSetup, WorkerSetup
 from agnoload.iterator import PLACED_AHEAD, Account, LoaderIterator, Supply, end_with_program
 from agnoload.messages import Request
 from agnoload.monitoring.auto import Choice, choose_for_dataset, choose_for_stream
@@ -391,7 +391,7 @@ class DataLoader(Generic[BatchT]):
         stream = None
         if isinstance(plan, StreamPlan):
             resumed, splits = plan.epoch if plan.resumed else -1, planner.init_splits
-            stream = StreamSetup(workers, planner.rank, options.drop_last, splits, resumed, plan.reader_start)
+            stream = StreamSetup(options.drop_last, splits, resumed, plan.reader_start)
         kind: Any = "process" if isolated else "thread" if options.worker_type == "thread" and workers else "inline"
         init, ranks = options.worker_init_fn, (planner.rank, planner.world_size)
         keys = ReplacementKeys(planner.sampler, self._epochs.order_seed) if replaces else None
