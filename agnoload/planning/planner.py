@@ -16,7 +16,7 @@ from agnoload.samplers.base import SeededSampler, has_random_access
 from agnoload.samplers.basic import RandomSampler, SequentialSampler
 from agnoload.samplers.order import batched
 from agnoload.seeding import Rewinder, SampleContext
-from agnoload.streams import need_length, part_without_state, settle_ranks
+from agnoload.streams import need_length, part_without_state, resolve_ranks
 from agnoload.system import rank_and_world
 from agnoload.validate import brief, number_of
 
@@ -30,7 +30,7 @@ class Planner:
     def __init__(self, options: Options, world: tuple[int, int] | None, say: Callable[[str], None]) -> None:
         self._options = options
         self._say = say
-        self.is_split = bool(options.stream and settle_ranks(options.dataset, world))
+        self.is_split = bool(options.stream and resolve_ranks(options.dataset, world))
         """Whether the ranks share a stream, so that their seeds must agree."""
         self.sampler: Any = _sampler_of(options, world)
         """What orders the samples, or the batches; None for a stream."""

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agnoload.errors import OptionError
-from agnoload.streams import IterableDataset, Mixture, settle_ranks
+from agnoload.streams import IterableDataset, Mixture, resolve_ranks
 
 
 def values(batches):
@@ -118,7 +118,7 @@ def test_rank_and_world_come_from_the_environment(kit, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "3")
     stream = kit.Count(7).split_by_rank()
     assert (stream.rank, stream.world_size) == (1, 3)
-    settle_ranks(stream.map(abs), (0, 2))
+    resolve_ranks(stream.map(abs), (0, 2))
     assert list(stream) == [1, 4]
 
 
@@ -128,10 +128,10 @@ def test_without_an_environment_the_backend_is_asked(kit, monkeypatch):
     inner = kit.Count(7).split_by_rank()
     stream = Mixture([inner.shuffle(3), [1]], [1, 1])
     assert list(inner) == list(range(7))
-    settle_ranks(stream, (1, 2))
+    resolve_ranks(stream, (1, 2))
     assert list(inner) == [1, 3, 5]
     given_one = kit.Count(7).split_by_rank(0, 2)
-    settle_ranks(given_one, (1, 2))
+    resolve_ranks(given_one, (1, 2))
     assert given_one.rank == 0
 
 

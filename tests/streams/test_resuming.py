@@ -13,7 +13,8 @@ from agnoload import seeding
 from agnoload.errors import OptionError, StateError
 from agnoload.seeding import Rewinder, SampleContext
 from agnoload.streams import IterableDataset, Mixture
-from agnoload.streams.cursor import Opening, open_stream
+from agnoload.streams.iterators import OpenOptions
+from agnoload.streams.shards import open_stream
 
 SIZES = [3, 4, 1, 6, 0, 2]
 
@@ -183,7 +184,7 @@ def test_whatever_is_made_of_streams_is_the_same_for_any_workers_and_after_a_res
 
 @pytest.mark.parametrize("kind", [*KINDS, "restarting"])
 def test_what_has_ended_stays_ended(kit, kind):
-    iterator = open_stream((streams(kit) | {"restarting": Restarting(3)})[kind], Opening(size=2))
+    iterator = open_stream((streams(kit) | {"restarting": Restarting(3)})[kind], OpenOptions(size=2))
     with seeding.use(SampleContext(Rewinder())):
         assert list(iterator)
         assert list(iterator) == []
