@@ -151,6 +151,6 @@ class StreamSource:
         if not info.asked:
             self._generators.notices.append(
                 f"worker_init_fn is taken to split the stream over the {info.num_workers} workers, but nobody has "
-                "asked get_worker_info(): unless it is split in some other way, every sample comes once for each worker. "
-                "Do elsewhere what worker_init_fn does, or give the stream num_shards and shard(i)"
+                "asked get_worker_info(): unless it is split in some other way, every sample comes once for each "
+                "worker. Do elsewhere what worker_init_fn does, or give the stream num_shards and shard(i)"
             )
