@@ -16,7 +16,7 @@ from agnoload.batching.tree import map_leaves
 from agnoload.errors import AgnoloadError, LoaderClosed, OptionError, SampleStopped, add_note, one_line
 from agnoload.fetching.error_policy import Ceiling
 from agnoload.messages import EMPTY, Reply, Request
-from agnoload.monitoring.logs import Journal
+from agnoload.monitoring.logs import WorkerLogRelay
 from agnoload.monitoring.stats import Recorder
 from agnoload.planning.plan import Cut, Plan
 from agnoload.planning.state import Place
@@ -156,7 +156,7 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
         backend: Backend,
         device: Any,
         recorder: Recorder,
-        journal: Journal,
+        journal: WorkerLogRelay,
         ceiling: Ceiling | None,
         release: Callable[[Any], None] | None,
     ) -> None:

@@ -53,7 +53,7 @@ from agnoload.global_rng import Watch
 from agnoload.iterator import PLACED_AHEAD, LoaderIterator, end_with_program
 from agnoload.messages import Reply, Request
 from agnoload.monitoring.auto import ENOUGH, Choice, adjusted, choose_for_stream, choose_workers
-from agnoload.monitoring.logs import Journal
+from agnoload.monitoring.logs import WorkerLogRelay
 from agnoload.monitoring.stats import Benchmark, Recorder, Stats, Timeline, size_of
 from agnoload.options import check_callable, check_options
 from agnoload.planning.epochs import Epochs
@@ -265,7 +265,7 @@ class DataLoader(Generic[SampleT, BatchT]):
         self._closings = 0
         self._recorder = Recorder()
         self._counted = self._recorder.sums()
-        self._journal = Journal()
+        self._journal = WorkerLogRelay()
 
     # ------------------------------------------------------------------------------------------------ what it has
 

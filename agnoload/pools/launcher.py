@@ -30,14 +30,10 @@ from typing import Any, Protocol
 from agnoload.errors import AgnoloadError, OptionError, warn
 from agnoload.messages import Start
 from agnoload.pools import worker
-from agnoload.pools.worker import GROUP_SIGNALS, die_with, end_with, main
+from agnoload.pools.environment import GROUP_SIGNALS, THREADS, ParentEnvironment, directory, search_path
+from agnoload.pools.worker import die_with, end_with, main
 from agnoload.system import resident
 from agnoload.transport.arena import anonymous_file
-
-THREADS = dict.fromkeys(
-    ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1"
-)
-"""What workers have in their environment before NumPy loads: the workers themselves are the parallelism."""
 
 REPORT = struct.Struct("<2q")
 """What the fork server says of a worker: its pid (minus an errno: it could not be forked) and 0; later its exit status
@@ -185,19 +181,6 @@ def method_of(context: Any) -> str:
             f"multiprocess, or None, got {context!r}"
         )
     return str(name)
-
-
-def directory() -> str:
-    """The working directory; the root where it has been removed."""
-    try:
-        return os.getcwd()
-    except OSError:
-        return "/"
-
-
-def search_path() -> list[str]:
-    """`sys.path` for another process, wherever that one works."""
-    return [str(entry) or directory() for entry in sys.path if isinstance(entry, str)]  # as the import system does
 
 
 def available_methods() -> list[str]:
@@ -530,7 +513,7 @@ class Preload:
         """A worker had to import these."""
         self._wanted.update(dict.fromkeys(modules))
 
-    def server(self, around: dict[str, Any]) -> ForkServer:
+    def server(self, around: ParentEnvironment) -> ForkServer:
         """The base if there is nothing to import; `around`: what the imports shall find."""
         base = _server()
         with _warming:
@@ -559,11 +542,11 @@ _servers: weakref.WeakSet[ForkServer] = weakref.WeakSet()
 _warming = threading.RLock()
 
 
-def preload(around: dict[str, Any]) -> Preload:
+def preload(around: ParentEnvironment) -> Preload:
     """What these surroundings need, shared by all loaders that need the same and live at once."""
-    key = pickle.dumps((around["path"], around["environ"], around["modules"]))
+    key = pickle.dumps((around.path, around.environ, around.modules))
     with _warming:
-        return _preloads.setdefault(key, Preload(around["modules"]))
+        return _preloads.setdefault(key, Preload(around.modules))
 
 
 def _top(module: str) -> str:

@@ -24,8 +24,9 @@ import sys
 from typing import NoReturn
 
 from agnoload.messages import Start
+from agnoload.pools.environment import apply_environment
 from agnoload.pools.launcher import HELD, LEFT_OUT, READY, REPORT, SERVER, TEMPLATE
-from agnoload.pools.worker import NoPools, die_with, main, settle
+from agnoload.pools.worker import NoPools, die_with, main
 
 _FDS = 253  # the most that a message can bring
 
@@ -139,7 +140,7 @@ def _become_template(message: bytes, fds: list[int], server: int) -> NoReturn:
             os.close(each)
         with open(file, "rb") as given:
             around, modules = pickle.load(given)
-        settle(around)
+        apply_environment(around)
         for name in modules:
             before = _shared()
             with NoPools(), contextlib.suppress(BaseException):

@@ -15,8 +15,8 @@ from typing import Any
 
 from agnoload.errors import AgnoloadError, LoaderClosed, WorkerTimeout, add_note, warn
 from agnoload.messages import Reply, Request, describe_request
-from agnoload.pools import processes
-from agnoload.pools.processes import check_process
+from agnoload.pools import diagnose
+from agnoload.pools.diagnose import check_process
 from agnoload.pools.worker import WorkerFetch, end_copy
 from agnoload.transport.recycled import Recycled
 
@@ -65,7 +65,7 @@ class ThreadPool:
         if not self._open:
             raise AgnoloadError("receive() was called while no request was under way")
         began = time.monotonic()
-        limit = timeout if timeout is not None else None if self._warned else processes.SILENCE
+        limit = timeout if timeout is not None else None if self._warned else diagnose.SILENCE
         limit = limit and min(limit, threading.TIMEOUT_MAX)
         try:
             reply = self._get(limit)

@@ -49,14 +49,12 @@ SAMPLE = 64
 """Entries of a long container that an outline looks at."""
 
 
-def pack(
-    value: Any, surroundings: dict[str, Any], parts: Mapping[str, Any], method: str
-) -> tuple[int, dict[str, type]]:
+def pack(value: Any, surroundings: Any, parts: Mapping[str, Any], method: str) -> tuple[int, dict[str, type]]:
     """A descriptor of a file that holds `value`, for `Payload` in another process, and the classes that go by value:
     to be kept as long as instances of them may come back.
 
-    `surroundings` are plain values that must be in place before `value` can be read; afterwards they have the names of
-    the modules that this will import, too. `parts` are the user's objects within `value` by name, and `method` the
+    `surroundings` are settings that must be in place before `value` can be read; `pack` sets their `modules` to the
+    names of the modules that this will import. `parts` are the user's objects within `value` by name, and `method` the
     start method, for the error: what cannot be pickled is a `DatasetNotPicklable` that names the path to the culprit.
     """
     buffers: list[pickle.PickleBuffer] = []
@@ -82,7 +80,7 @@ def pack(
             )
     header = stream.getbuffer()
     around = pickle.dumps(surroundings, 5)
-    surroundings["modules"] = list(modules)
+    surroundings.modules = list(modules)
     raws = [buffer.raw() for buffer in buffers]
     offset = aligned(_HEAD.size + len(around) + len(header) + 16 * len(raws))
     spans: list[int] = []
@@ -195,7 +193,7 @@ class Payload:
         self._view = memoryview(Memory(fd, 0, total, private=True).array())
         around, self._header, self._spans, _ = _HEAD.unpack_from(self._view, 0)
         self._start = _HEAD.size + around
-        self.surroundings: dict[str, Any] = pickle.loads(self._view[_HEAD.size : self._start])
+        self.surroundings: Any = pickle.loads(self._view[_HEAD.size : self._start])
 
     def value(self, extra: list[int]) -> Any:
         """Unpickle what was packed, with the descriptors that were sent beside it; runs the user's code."""

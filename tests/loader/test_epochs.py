@@ -197,7 +197,7 @@ def pids(loader: Any) -> set[int]:
 def test_c35_kept_workers_live_on_from_epoch_to_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     with DataLoader(Pids(), num_workers=2, persistent_workers=True) as loader:
         list(loader)
-        monkeypatch.setattr("agnoload.pools.processes.start_process", lambda *_: pytest.fail("a process was started"))
+        monkeypatch.setattr("agnoload.pools.crew.start_process", lambda *_: pytest.fail("a process was started"))
         workers = pids(loader) | pids(loader) | pids(loader)
         assert len(workers) <= 2
         assert os.getpid() not in workers
@@ -207,7 +207,7 @@ def test_c35_kept_workers_read_a_large_dataset_once(monkeypatch: pytest.MonkeyPa
     texts = agnoload.PackedList(f"text {number}" for number in range(200_000))
     with DataLoader(texts, 1000, sampler=range(4000), num_workers=2, persistent_workers=True) as loader:
         first = list(loader)
-        monkeypatch.setattr("agnoload.pools.processes.pack", lambda *_: pytest.fail("it was packed again"))
+        monkeypatch.setattr("agnoload.pools.crew.pack", lambda *_: pytest.fail("it was packed again"))
         assert list(loader) == first
     assert first[3][999] == "text 3999"
 

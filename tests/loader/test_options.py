@@ -207,7 +207,7 @@ def test_a_device_for_pinned_memory_is_one_warning() -> None:
 
 
 def test_nothing_starts_before_the_loader_is_iterated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agnoload.pools.processes.start_process", lambda *_: pytest.fail("a process was started"))
+    monkeypatch.setattr("agnoload.pools.crew.start_process", lambda *_: pytest.fail("a process was started"))
     loader = DataLoader(DATA, 2, num_workers=2, persistent_workers=True)
     assert len(loader) == 5
     loader.close()

@@ -33,7 +33,7 @@ from agnoload import (
     sample_rng,
 )
 from agnoload.errors import LoaderClosed
-from agnoload.monitoring.logs import settings
+from agnoload.monitoring.logs import log_settings
 
 PATIENCE = 60.0
 """A bound against hanging, not a measure."""
@@ -659,7 +659,7 @@ def test_workers_can_be_told_of_loggers_while_other_threads_make_some(hasty):
     try:
         assert begun.wait(PATIENCE)
         for _ in range(300):
-            settings()
+            log_settings()
     finally:
         stop.set()
         thread.join()
