@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol, TypedDict, TypeVar, final
 import numpy as np
 import numpy.typing as npt
 
-from agnoload.protocols import Backend
+from agnoload.backend.base import Backend
 
 S = TypeVar("S")
 S_co = TypeVar("S_co", covariant=True)
@@ -71,7 +71,7 @@ class KeywordOptions(TypedDict, total=False):
     max_failed: float | None
 
 
-class Options(KeywordOptions, total=False):
+class KnownOptions(KeywordOptions, total=False):
     """All options that do not change the type of a batch."""
 
     sampler: Any
@@ -85,14 +85,14 @@ class Options(KeywordOptions, total=False):
     generator: Any
 
 
-class NumpyOptions(Options, total=False):
+class NumpyOptions(KnownOptions, total=False):
     """Batches are collated by default, and stay NumPy's."""
 
     collate_fn: None
     backend: Literal["numpy"]
 
 
-class AnyOptions(Options, total=False):
+class AnyOptions(KnownOptions, total=False):
     """Batches are collated by default, for any backend."""
 
     collate_fn: None

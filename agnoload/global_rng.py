@@ -17,6 +17,7 @@ import numpy as np
 
 from agnoload import seeding
 from agnoload.backend import registry
+from agnoload.backend.base import Backend
 from agnoload.inspect import Step, within_reach
 from agnoload.memory import (
     NUMPYS_OWN,
@@ -27,7 +28,6 @@ from agnoload.memory import (
     twister_of_numpy,
     twister_of_python,
 )
-from agnoload.protocols import Backend
 from agnoload.seeding import Purpose, Rewinder, SampleContext
 
 

@@ -12,6 +12,7 @@ from functools import partial
 from itertools import count
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from agnoload.backend.base import Backend
 from agnoload.batching.tree import map_leaves
 from agnoload.errors import AgnoloadError, LoaderClosed, OptionError, SampleStopped, add_note, one_line
 from agnoload.fetching.error_policy import Ceiling
@@ -21,7 +22,7 @@ from agnoload.monitoring.stats import Recorder
 from agnoload.planning.plan import Cut, Plan
 from agnoload.planning.state import Place
 from agnoload.planning.window import Window
-from agnoload.protocols import Backend, Pool
+from agnoload.protocols import Pool
 
 BatchT = TypeVar("BatchT")
 
@@ -393,11 +394,12 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
 
     def _heard(self, reply: Reply, epoch: int) -> Reply:
         """Take note of what was said and of what failed while a batch was loaded; that may be an error in its place."""
-        if extras := reply.extras:
-            self._recorder.noted(extras)
+        if reply.failed:
+            self._recorder.noted(reply.failed)
+        if reply.log_records or reply.notices:
             try:
-                self._journal.replay(extras.get("said"))
-                for text in extras.get("notices", ()):
+                self._journal.replay(reply.log_records)
+                for text in reply.notices:
                     self._say(text)
             except Exception as warning:  # it is an error where the user has said so
                 return reply._replace(error=warning, batch=None)

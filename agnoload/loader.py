@@ -14,7 +14,6 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
-from dataclasses import fields
 from functools import partial
 from types import GenericAlias
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, Unpack, overload
@@ -30,12 +29,12 @@ from agnoload._types import (
     FieldsT,
     K,
     KeywordOptions,
+    KnownOptions,
     LeafT,
     LeavesT,
     NamedT,
     NumberT,
     NumpyOptions,
-    Options,
     PairT,
     S,
     ScalarT,
@@ -45,6 +44,7 @@ from agnoload._types import (
     Unsaid,
 )
 from agnoload.backend import registry
+from agnoload.backend.base import Backend
 from agnoload.datasets import find_caches, find_large_lists
 from agnoload.errors import CALLED, DatasetNotPicklable, LoaderClosed, OptionError, StateError, warn
 from agnoload.fetching.error_policy import Ceiling
@@ -55,8 +55,8 @@ from agnoload.messages import Reply, Request
 from agnoload.monitoring.auto import ENOUGH, Choice, adjusted, choose_for_stream, choose_workers
 from agnoload.monitoring.logs import WorkerLogRelay
 from agnoload.monitoring.stats import Benchmark, Recorder, Stats, Timeline, size_of
-from agnoload.options import check_callable, check_options
-from agnoload.planning.epochs import Epochs
+from agnoload.options import Options
+from agnoload.planning.epochs import EpochCounter
 from agnoload.planning.plan import BatchPlan, OrderPlan, Plan, StreamedPlan
 from agnoload.planning.state import Place, capture, restore
 from agnoload.planning.stream_plan import StreamPlan
@@ -66,7 +66,7 @@ from agnoload.pools.inline import InlinePool
 from agnoload.pools.launcher import Preload, release_server, start_server, use_server
 from agnoload.pools.processes import ProcessPool
 from agnoload.pools.threads import ThreadPool
-from agnoload.protocols import Backend, ClosableFetch, Empty, IndexArray, Pool
+from agnoload.protocols import ClosableFetch, Empty, IndexArray, Pool
 from agnoload.samplers.base import SeededSampler, effective_seed, has_random_access
 from agnoload.samplers.basic import RandomSampler, SequentialSampler
 from agnoload.seeding import Rewinder, SampleContext
@@ -134,15 +134,15 @@ class DataLoader(Generic[SampleT, BatchT]):
     @overload
     def __init__(self: DataLoader[S, B], dataset: Source[S],
                  batch_size: int = 1, shuffle: bool | None = None, *, collate_fn: Callable[[list[S]], B],
-                 backend: Literal["numpy"] = ..., **options: Unpack[Options]) -> None: ...
+                 backend: Literal["numpy"] = ..., **options: Unpack[KnownOptions]) -> None: ...
     @overload
     def __init__(self: DataLoader[S, B], dataset: Source[S],
                  batch_size: None, shuffle: bool | None = None, *, collate_fn: Callable[[S], B],
-                 backend: Literal["numpy"] = ..., **options: Unpack[Options]) -> None: ...
+                 backend: Literal["numpy"] = ..., **options: Unpack[KnownOptions]) -> None: ...
     @overload
     def __init__(self: DataLoader[S, Any], dataset: Source[S],
                  batch_size: int | None = 1, shuffle: bool | None = None, *, collate_fn: Callable[[Any], Any],
-                 backend: str | Backend, **options: Unpack[Options]) -> None: ...
+                 backend: str | Backend, **options: Unpack[KnownOptions]) -> None: ...
     @overload
     def __init__(self: DataLoader[Any, NDArray[ScalarT]], dataset: NDArray[ScalarT],
                  batch_size: int = 1, shuffle: bool | None = None, **options: Unpack[NumpyOptions]) -> None: ...
@@ -229,14 +229,13 @@ class DataLoader(Generic[SampleT, BatchT]):
         retry: Any = None,
         max_failed: int | float | None = None,
     ) -> None:
-        self._options = options = check_options(
-            dataset=dataset, batch_size=batch_size, shuffle=shuffle, sampler=sampler, batch_sampler=batch_sampler,
-            num_workers=num_workers, collate_fn=collate_fn, pin_memory=pin_memory, drop_last=drop_last, timeout=timeout,
-            worker_init_fn=worker_init_fn, multiprocessing_context=multiprocessing_context, generator=generator,
-            prefetch_factor=prefetch_factor, persistent_workers=persistent_workers, pin_memory_device=pin_memory_device,
-            in_order=in_order, device=device, seed=seed, worker_type=worker_type, on_error=on_error,
-            max_worker_restarts=max_worker_restarts, retry=retry, max_failed=max_failed,
+        self._options = options = Options(
+            dataset, batch_size, shuffle, sampler, batch_sampler, num_workers, collate_fn, pin_memory, drop_last,
+            timeout, worker_init_fn, multiprocessing_context, generator, prefetch_factor, persistent_workers,
+            pin_memory_device, in_order, backend, device, seed, worker_type, on_error, max_worker_restarts, retry,
+            max_failed,
         )  # fmt: skip
+        options.warn()
         self._backend = registry.get_backend(backend)
         self._place_on = self._backend.check(device, options.pin_memory)
         world = registry.rank_and_world(self._backend)
@@ -248,11 +247,11 @@ class DataLoader(Generic[SampleT, BatchT]):
         self._warned = False
         self._say_once = _Once()
         self._choice: Choice | None = None
-        self._settle(Epochs(self._stranger, options.seed, options.generator, default=0 if split else None))
+        self._settle(EpochCounter(self._stranger, options.seed, options.generator, default=0 if split else None))
         if options.num_workers and options.worker_type == "process":
-            start_server(self, options.context)
+            start_server(self, options.multiprocessing_context)
 
-    def _settle(self, epochs: Epochs) -> None:
+    def _settle(self, epochs: EpochCounter) -> None:
         """Be a loader that has not been iterated yet."""
         self._epochs = epochs
         self._restored: Plan | None = None
@@ -277,12 +276,12 @@ class DataLoader(Generic[SampleT, BatchT]):
     @property
     def batch_size(self) -> int | None:
         """Samples a batch; None with a batch sampler or without batching."""
-        return self._options.batch_size
+        return self._options.cut_size
 
     @property
     def num_workers(self) -> int:
         """Workers that load; 0 means the process that iterates. Chosen when first asked for with `"auto"`."""
-        if self._options.num_workers is not None:
+        if isinstance(self._options.num_workers, int):
             return self._options.num_workers
         if self._choice is None:
             self._choice = self._choose_workers()
@@ -316,7 +315,7 @@ class DataLoader(Generic[SampleT, BatchT]):
     @property
     def timeout(self) -> float:
         """Seconds that a batch may take; 0 without limit."""
-        return self._options.timeout or 0
+        return self._options.timeout
 
     @property
     def worker_init_fn(self) -> Callable[[int], object] | None:
@@ -329,13 +328,12 @@ class DataLoader(Generic[SampleT, BatchT]):
 
     @worker_init_fn.setter
     def worker_init_fn(self, function: Callable[[int], object] | None) -> None:
-        check_callable("worker_init_fn", function)
         self._options = dataclasses.replace(self._options, worker_init_fn=function)
 
     @property
     def multiprocessing_context(self) -> Any:
         """The start method or context that was asked for."""
-        return self._options.context
+        return self._options.multiprocessing_context
 
     @property
     def generator(self) -> Any:
@@ -345,7 +343,7 @@ class DataLoader(Generic[SampleT, BatchT]):
     @property
     def prefetch_factor(self) -> int:
         """Batches under way for each worker."""
-        return self._options.prefetch_factor
+        return self._options.prefetch
 
     @property
     def persistent_workers(self) -> bool:
@@ -398,9 +396,8 @@ class DataLoader(Generic[SampleT, BatchT]):
         if options.batch_sampler is not None:
             return len(options.batch_sampler)
         total = self._stream_length() if options.stream else len(self._sampler)
-        if options.batch_size is None:
-            return total
-        return total // options.batch_size if options.drop_last else -(-total // options.batch_size)
+        size = options.batch_size or 1
+        return total // size if options.drop_last else -(-total // size)
 
     def _stream_length(self) -> int:
         """The samples of this epoch: where shards are shuffled and then split, a rank has others in each."""
@@ -505,7 +502,7 @@ class DataLoader(Generic[SampleT, BatchT]):
                 say=self._say_once,
                 limit=limit,
                 window=Window(self._window(self.num_workers), self._options.in_order),
-                timeout=self._options.timeout,
+                timeout=self._options.timeout or None,
                 backend=self._backend,
                 device=self._place_on,
                 recorder=self._recorder,
@@ -525,7 +522,7 @@ class DataLoader(Generic[SampleT, BatchT]):
         return self._plan(self._epochs.following(place._replace(sampler=None)))
 
     def _window(self, workers: int) -> int:
-        return max(min(workers * self._options.prefetch_factor, UNDER_WAY), 1)
+        return max(min(workers * self._options.prefetch, UNDER_WAY), 1)
 
     # ------------------------------------------------------------------------------------------------ assembly
 
@@ -557,7 +554,7 @@ class DataLoader(Generic[SampleT, BatchT]):
         if not has_random_access(sampler):
             batched = options.batch_sampler is not None
             return ForeignPlan(
-                place, self._stranger, options.batch_size, options.drop_last, batched=batched, rank=self._rank
+                place, self._stranger, options.cut_size, options.drop_last, batched=batched, rank=self._rank
             )
         if options.batch_sampler is not None:
             return BatchPlan(place, sampler.batches(order_seed, place.epoch))
@@ -574,7 +571,7 @@ class DataLoader(Generic[SampleT, BatchT]):
             self_sharded=workers > 0 and self._init_splits,
             rank=self._rank,
             state=place.stream,
-            each=None if options.in_order else options.prefetch_factor,
+            each=None if options.in_order else options.prefetch,
         )
 
     def _stream_plan(self, place: Place) -> StreamedPlan:
@@ -627,7 +624,7 @@ class DataLoader(Generic[SampleT, BatchT]):
             fetcher,
             workers=workers,
             window=window + (PLACED_AHEAD if self._place_on is not None else 0),
-            context=options.context,
+            context=options.multiprocessing_context,
             owned=options.stream,
             reuse=options.persistent_workers,
             restarts=options.max_worker_restarts,
@@ -667,7 +664,7 @@ class DataLoader(Generic[SampleT, BatchT]):
         return Fetcher(
             options.dataset,
             stream=options.stream,
-            batched=options.batch_size is not None or options.batch_sampler is not None,
+            batched=options.batched,
             collate_fn=options.collate_fn,
             seed=self._worker_seed,
             workers=workers,
@@ -739,7 +736,7 @@ class DataLoader(Generic[SampleT, BatchT]):
         if not options.stream:
             facts = {"kind": "map", "length": len(options.dataset), "sampler": self._stranger.identity()}
         if out_of_order:  # it lists batches of one rank
-            facts |= {"batch_size": options.batch_size, "rank": self._rank}
+            facts |= {"batch_size": options.cut_size, "rank": self._rank}
         if out_of_order or not (options.stream or has_random_access(self._sampler)):
             facts["world_size"] = self._world_size
         if options.generator is not None:
@@ -829,16 +826,16 @@ class DataLoader(Generic[SampleT, BatchT]):
             pool = self._make_pool(fetcher, 1)
         except DatasetNotPicklable as error:
             return Choice(0, str(error).split(". ")[0], 0)
-        size = options.batch_size or getattr(options.batch_sampler, "batch_size", None) or 1
+        size = options.cut_size or getattr(options.batch_sampler, "batch_size", None) or 1
         with closing(pool):
             return choose_workers(
-                partial(self._probe, pool), size, options.prefetch_factor, cores, usable_memory()
+                partial(self._probe, pool), size, options.prefetch, cores, usable_memory()
             )  # fmt: skip
 
     def _probe(self, pool: Pool, count: int) -> tuple[float, int]:
         """Load samples from all over the dataset: the seconds in the worker, and the bytes of the batch."""
         keys: Any = np.linspace(0, len(self._options.dataset) - 1, count).astype(np.int64)
-        if self._options.batch_size is None and self._options.batch_sampler is None:
+        if not self._options.batched:
             keys = int(keys[0])
         pool.submit(Request(count, self.epoch, 0, keys, 0, self.seed))
         reply = pool.receive(PROBE_PATIENCE)
@@ -864,15 +861,7 @@ class DataLoader(Generic[SampleT, BatchT]):
 
         No worker and no iterator goes along, and no place within an epoch: that is what `state_dict` is for.
         """
-        options = {field.name: getattr(self._options, field.name) for field in fields(self._options)}
-        del options["stream"]
-        options["multiprocessing_context"] = options.pop("context")
-        options["num_workers"] = "auto" if self._options.num_workers is None else self._options.num_workers
-        options["timeout"] = self._options.timeout or 0
-        if self._options.batch_sampler is not None:
-            options["batch_size"] = 1
-        if self._options.sampler is not None or self._options.stream or self._options.batch_sampler is not None:
-            options["shuffle"] = None
+        options = self._options.arguments()
         foreign = type(self._backend) is not type(registry.get_backend(self._backend.name))
         options["backend"] = self._backend if foreign else self._backend.name
         own = vars(DataLoader(()))
@@ -910,7 +899,9 @@ class _Again:
 
     def __call__(self, request: Request, empty: Empty) -> Reply:
         if self._reply is None:
-            self._reply = self._fetch(request, empty)._replace(extras=None, end=False)
+            self._reply = self._fetch(request, empty)._replace(
+                failed=(), notices=(), log_records=(), stream=None, end=False
+            )
         return self._reply._replace(number=request.number)
 
     def close(self) -> None:

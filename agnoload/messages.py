@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -72,6 +73,10 @@ def describe_request(request: Request) -> str:
     return f"{batch} (indices {values!r})" if isinstance(values, list) else f"{batch} (index {values!r})"
 
 
+LEFTOVER_LANE = -1
+"""The lane of a request that brings its samples along: what was left over at the ends of a stream's lanes."""
+
+
 class Failure(NamedTuple):
     """A sample that could not be loaded and was left out or replaced."""
 
@@ -87,8 +92,27 @@ class Tally(NamedTuple):
 
     def plus(self, reply: Reply) -> Tally:
         """With those of another batch."""
-        failed = len((reply.extras or {}).get("failed", ()))
+        failed = len(reply.failed)
         return Tally(self.failed + failed, self.tried + failed + reply.samples)
+
+
+class StreamReport(NamedTuple):
+    """What the reader of a stream says about a batch beside its samples."""
+
+    end: bool = False
+    """The lane has no more, or the stream where there are no lanes."""
+    leftover: list[Any] | None = None
+    """At the end of a lane: the samples that do not fill a batch."""
+    places: int = 0
+    """The number of places that were read: those of the batch or `leftover`, and of samples that were left out."""
+    state: Any = None
+    """Where the lane is behind this batch; None if the stream cannot say."""
+    self_sharded: bool = False
+    """The stream splits itself over the workers."""
+    others: bool = False
+    """At the end: ranks before this one have a sample more, behind where reading began."""
+    sums: tuple[int, int] | None = None
+    """Where several workers read the same: the check sums of all that was read before the batch, and behind it."""
 
 
 class Reply(NamedTuple):
@@ -101,8 +125,14 @@ class Reply(NamedTuple):
     samples: int = 0
     end: bool = False
     """Nothing can come after this: an error that is the end, such as one of a stream itself."""
-    extras: dict[str, Any] | None = None
-    """Rare things: failures, log records, warnings, a stream's state, left-over samples."""
+    failed: Sequence[Failure] = ()
+    """The samples that were left out or replaced, or the one that raised `error`."""
+    notices: Sequence[str] = ()
+    """Warnings for the user, each to be given once."""
+    log_records: Sequence[Any] = ()
+    """What user code has logged and warned of meanwhile in a worker process: see `monitoring/logs.py`."""
+    stream: StreamReport | None = None
+    """Of a batch of a stream; None for a full batch with nothing to report."""
     started: float = 0.0
     fetched: float = 0.0
     collated: float = 0.0

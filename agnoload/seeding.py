@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from agnoload.backend import registry
 from agnoload.errors import AgnoloadError, OptionError
 from agnoload.memory import philox_of
 
@@ -56,15 +57,6 @@ def check_seed(seed: Any, name: str = "seed") -> int:
     return int(seed)
 
 
-_seed_from: Callable[[Any], int | None] | None = None
-
-
-def set_seed_from(function: Callable[[Any], int | None] | None) -> None:
-    """Give the way from frameworks' generators to a seed (None for what it does not know), or None to take it back."""
-    global _seed_from
-    _seed_from = function
-
-
 def draw_from(generator: Any) -> int:
     """A seed of 63 bits from an int, or from a generator of NumPy's, Python's or a loaded framework's."""
     if isinstance(generator, np.random.Generator):
@@ -75,7 +67,7 @@ def draw_from(generator: Any) -> int:
         return generator.getrandbits(63)
     if isinstance(generator, (int, np.integer)) and not isinstance(generator, bool):
         return check_seed(generator, "generator")
-    seed = None if _seed_from is None else _seed_from(generator)
+    seed = registry.seed_from(generator)
     if seed is None:
         raise no_generator(generator)
     return seed

@@ -15,23 +15,20 @@ BACKENDS = ROOT / "backends"
 
 LAYERS = [
     {"errors", "messages", "protocols", "worker_info"},
-    {"validate", "system", "memory", "inspect", "seeding", "_types"},
-    {"batching"},
-    {"transport", "backend"},
+    {"validate", "system", "memory", "inspect"},
+    {"backend"},
+    {"seeding", "batching", "_types"},
+    {"transport"},
     {"datasets", "streams", "samplers"},
-    {"global_rng", "planning", "fetching", "monitoring"},
+    {"global_rng", "planning", "fetching", "monitoring", "options"},
     {"pools"},
-    {"options", "iterator"},
+    {"iterator"},
     {"loader"},
     {"__init__", "__main__", "testing"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 
 TO_GO = {
-    ("fetching.fetch", "planning.plan"),
-    ("planning.epochs", "iterator"),
-    ("planning.plan", "fetching.stream_reader"),
-    ("planning.stream_plan", "fetching.stream_reader"),
     ("planning.plan", "planning.stream_plan"),
     ("datasets.base", "datasets.combine"),
     ("streams.base", "streams.group"),

@@ -1,8 +1,8 @@
 """The backends that are installed, found through entry points of the group `agnoload.backends`.
 
 A name becomes a backend in steps, each a function of the entry points: `by_name`, `load`, `make`. What a process knows
-of the frameworks that it has imported is one `Loaded`, built from a table of strings, which a worker is given by its
-parent instead of looking through the installed packages again.
+of the frameworks that it has imported is one `Loaded`, built from a table of strings. A parent sends that table to its
+workers, so that they need not look through the installed packages.
 """
 
 from __future__ import annotations
@@ -17,12 +17,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy.typing as npt
 
-from agnoload.batching.collate import set_to_numpy
+from agnoload.backend.base import Backend, PackedArray, missing_framework
 from agnoload.errors import AgnoloadError, AgnoloadWarning, BackendUnavailable, OptionError
-from agnoload.protocols import Backend, missing_framework
-from agnoload.seeding import set_seed_from
 from agnoload.system import free_in_forks
-from agnoload.transport.pickling import Packed, set_packer
 from agnoload.worker_info import framework_worker_info
 
 if TYPE_CHECKING:
@@ -32,7 +29,7 @@ GROUP = "agnoload.backends"
 
 
 class Plugin(NamedTuple):
-    """What a worker must know of a backend to take it up when its framework is loaded."""
+    """What a worker must know of a backend to create it once its framework is loaded."""
 
     name: str
     target: str
@@ -40,9 +37,12 @@ class Plugin(NamedTuple):
     framework: str
 
 
+# ---------------------------------------------------------------------------------------------------- installed
+
+
 @cache
 def installed() -> tuple[EntryPoint, ...]:
-    """The entry points of all installed packages, read once a process; nothing of theirs is imported."""
+    """The entry points of all installed packages, read once a process; this imports none of the packages."""
     from importlib.metadata import entry_points
 
     return tuple(entry_points(group=GROUP))
@@ -54,7 +54,8 @@ def by_name(points: Iterable[EntryPoint]) -> dict[str, EntryPoint]:
     for point in points:
         first = table.setdefault(point.name, point)
         if first.value != point.value:
-            _warn(f"two packages offer a backend {point.name!r}: {_origin(first)} is used, {_origin(point)} is not")
+            text = f"two packages offer a backend {point.name!r}: {_origin(first)} is used, {_origin(point)} is not"
+            _warn_once(text)
     table.pop("numpy", None)
     return dict(sorted(table.items()))
 
@@ -76,22 +77,59 @@ def make(name: str, points: Iterable[EntryPoint]) -> Backend:
         return Backend()
     table = by_name(points)
     if name not in table:
-        names = ", ".join(repr(known) for known in ["numpy", *table])
         from difflib import get_close_matches  # a module that workers do without
 
-        near = get_close_matches(str(name), table, 1)
-        meant = f": did you mean {near[0]!r}?" if near else ""
+        names = ", ".join(map(repr, ["numpy", *table]))
+        meant = "".join(f": did you mean {near!r}?" for near in get_close_matches(str(name), table, 1))
         raise OptionError(f"backend must be a Backend or one of the installed names {names}; got {name!r}{meant}")
-    backend = _instance(table[name])
-    if backend.framework is not None and not _importable(backend.framework):
+    backend = _create(table[name])
+    if backend.framework is not None and not _is_importable(backend.framework):
         raise missing_framework(backend)
     return backend
 
 
 def describe(points: Iterable[EntryPoint]) -> dict[str, str]:
     """Each backend's name with `"ready"`, or the reason why it cannot run here."""
-    points = tuple(points)
-    return {"numpy": "ready"} | {name: _readiness(name, points) for name in by_name(points)}
+    table = by_name(points)
+    described = {"numpy": "ready"}
+    for name, point in table.items():
+        try:
+            make(name, [point]).check()
+            described[name] = "ready"
+        except AgnoloadError as error:
+            described[name] = str(error)
+        except Exception as error:
+            described[name] = f"its check failed: {type(error).__name__}: {error}"
+    return described
+
+
+def list_backends() -> dict[str, str]:
+    """Each installed backend's name with `"ready"`, or the reason why it cannot run here.
+
+    It imports the frameworks to find out, which may take some seconds.
+
+    >>> list_backends()["numpy"]
+    'ready'
+    """
+    return describe(installed())
+
+
+def get_backend(backend: str | Backend | type[Backend]) -> Backend:
+    """A fresh backend of that name; a `Backend` is returned as it is.
+
+    `OptionError` for an unknown name lists what is installed; `BackendUnavailable` distinguishes a missing framework,
+    with the `pip install` line, from a broken plug-in.
+
+    >>> get_backend("numpy").name
+    'numpy'
+    """
+    if isinstance(backend, Backend):
+        return backend
+    if isinstance(backend, type) and issubclass(backend, Backend):
+        return backend()
+    if not isinstance(backend, str):
+        raise OptionError(f"backend must be a name or an agnoload.Backend, got {backend!r}")
+    return make(backend, () if backend == "numpy" else installed())
 
 
 def table_of(points: Iterable[EntryPoint]) -> tuple[Plugin, ...]:
@@ -101,14 +139,61 @@ def table_of(points: Iterable[EntryPoint]) -> tuple[Plugin, ...]:
         try:
             framework = load(point).framework
         except BackendUnavailable as error:
-            _warn(str(error))
+            _warn_once(str(error))
         else:
             if framework is not None:
                 table.append(Plugin(name, point.value, framework))
     return tuple(table)
 
 
-_taking_up = free_in_forks(threading.Lock())
+def _create(point: EntryPoint) -> Backend:
+    kind = load(point)
+    try:
+        return kind()
+    except Exception as error:
+        raise _broken(point, f"{type(error).__name__}: {error}") from error
+
+
+def _create_or_warn(plugin: Plugin) -> Backend | None:
+    from importlib.metadata import EntryPoint
+
+    try:
+        return _create(EntryPoint(plugin.name, plugin.target, GROUP))
+    except BackendUnavailable as error:
+        _warn_once(str(error))
+        return None
+
+
+def _is_importable(module: str) -> bool:
+    if module in modules:
+        return modules[module] is not None
+    try:
+        return find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def _broken(point: EntryPoint, cause: str) -> BackendUnavailable:
+    return BackendUnavailable(f"the plug-in for backend {point.name!r} ({_origin(point)}) is broken: {cause}")
+
+
+def _origin(point: EntryPoint) -> str:
+    return f"{point.value} of {point.dist.name}" if point.dist is not None else point.value
+
+
+_warned: set[str] = set()
+
+
+def _warn_once(text: str) -> None:
+    """Once a process and text: a plug-in that is broken stays broken."""
+    if text not in _warned:
+        _warned.add(text)
+        warnings.warn(text, AgnoloadWarning, stacklevel=4)
+
+
+# ---------------------------------------------------------------------------------------------------- loaded
+
+_creating = free_in_forks(threading.Lock())
 
 
 class Loaded:
@@ -118,32 +203,34 @@ class Loaded:
         self.table = tuple(table)
         self._waiting = [(plugin.framework, plugin) for plugin in table]
         self._backends: tuple[Backend, ...] = ()
-        self._works = False
+        self._in_worker = False
         self._owners: dict[type, Backend] = {}
 
     def backends(self) -> tuple[Backend, ...]:
         for framework, _ in self._waiting:
             if modules.get(framework) is not None:
-                self._take_up()
+                self._create_new()
                 break
         return self._backends
 
-    def _take_up(self) -> None:
-        with _taking_up:
+    def _create_new(self) -> None:
+        with _creating:  # two threads may see the framework at once: each backend must be created once
             ready = [plugin for framework, plugin in self._waiting if modules.get(framework) is not None]
-            made = [backend for plugin in ready if (backend := _make_or_warn(plugin)) is not None]
-            self._backends += tuple(made)
-            if self._works:
-                _enter(made)
+            created = [backend for plugin in ready if (backend := _create_or_warn(plugin)) is not None]
+            self._backends += tuple(created)
+            if self._in_worker:
+                for backend in created:
+                    backend.enter_worker(framework_worker_info)
             self._waiting = [pair for pair in self._waiting if pair[1] not in ready]
 
     def enter_worker(self) -> None:
-        """This process loads samples for a loader, or has threads that do: all frameworks are told, now or later."""
+        """This process loads samples for a loader, or has threads that do: tell each backend, now or once created."""
         self.backends()
-        with _taking_up:
-            if not self._works:
-                self._works = True
-                _enter(self._backends)
+        with _creating:
+            if not self._in_worker:
+                self._in_worker = True
+                for backend in self._backends:
+                    backend.enter_worker(framework_worker_info)
 
     def to_numpy(self, leaf: Any) -> npt.NDArray[Any] | None:
         owner = self._owners.get(type(leaf))
@@ -156,19 +243,12 @@ class Loaded:
                 return array
         return None
 
-    def pack(self, value: Any) -> Packed | None:
-        for backend in self.backends():
-            packed = backend.pack(value)
-            if packed is not None:
-                return packed
-        return None
-
 
 _loaded: Loaded | None = None
-_told: set[str] = set()
 
 
-def _of_this_process() -> Loaded:
+def loaded() -> Loaded:
+    """What this process knows of its frameworks; the first call looks through the installed packages."""
     global _loaded
     if _loaded is None:
         _loaded = Loaded(table_of(installed()))
@@ -177,7 +257,7 @@ def _of_this_process() -> Loaded:
 
 def plugin_table() -> tuple[Plugin, ...]:
     """What `install_table` needs in a worker: plain strings."""
-    return _of_this_process().table
+    return loaded().table
 
 
 def install_table(table: Sequence[Plugin]) -> None:
@@ -188,47 +268,39 @@ def install_table(table: Sequence[Plugin]) -> None:
 
 def loaded_backends() -> tuple[Backend, ...]:
     """One backend for each framework that this process has imported; some 0.2 microseconds when none is new."""
-    return (_loaded or _of_this_process()).backends()
+    return (_loaded or loaded()).backends()
 
 
 def enter_worker() -> None:
-    """Called by each worker before any user code runs in it: what frameworks say of workers is then true."""
-    (_loaded or _of_this_process()).enter_worker()
-
-
-def _enter(backends: Iterable[Backend]) -> None:
-    for backend in backends:
-        backend.enter_worker(framework_worker_info)
+    """Called by each worker before any user code runs in it: frameworks then answer as in a worker of their own."""
+    loaded().enter_worker()
 
 
 def to_numpy(leaf: Any) -> npt.NDArray[Any] | None:
-    """An array of any loaded framework as a NumPy array; None for what belongs to none of them.
+    """An array of any loaded framework as a NumPy array; None for anything else.
 
     >>> to_numpy("text") is None
     True
     """
-    return (_loaded or _of_this_process()).to_numpy(leaf)
+    return (_loaded or loaded()).to_numpy(leaf)
 
 
-def pack(value: Any) -> Packed | None:
-    """How an array of a loaded framework travels between processes; None for what belongs to none of them."""
-    return (_loaded or _of_this_process()).pack(value)
-
-
-set_to_numpy(to_numpy)  # here, so that it holds in every process, and for a `default_collate` of the user's too
-set_packer(pack)
+def pack(value: Any) -> PackedArray | None:
+    """How an array of a loaded framework travels between processes; None for anything else."""
+    for backend in loaded_backends():
+        packed = backend.pack(value)
+        if packed is not None:
+            return packed
+    return None
 
 
 def seed_from(generator: Any) -> int | None:
-    """Draw 63 bits from a generator of a loaded framework; None for what is none."""
+    """Draw 63 bits from a generator of a loaded framework; None for anything else."""
     for backend in loaded_backends():
         number = backend.seed_from(generator)
         if number is not None:
             return number
     return None
-
-
-set_seed_from(seed_from)
 
 
 def gives_seeds(thing: Any) -> bool:
@@ -257,7 +329,7 @@ def worker_environment() -> dict[str, str]:
     """What the installed backends want in a worker's environment, whichever of their frameworks a dataset imports."""
     environment: dict[str, str] = {}
     for plugin in plugin_table():
-        backend = _make_or_warn(plugin)
+        backend = _create_or_warn(plugin)
         wanted: Mapping[str, str] = backend.worker_environment() if backend is not None else {}
         environment.update(wanted)
     return environment
@@ -266,84 +338,3 @@ def worker_environment() -> dict[str, str]:
 def framework_settings() -> list[Callable[[], None]]:
     """What makes the settings of the loaded frameworks the same in another process, where they are not as imported."""
     return [apply for backend in loaded_backends() if (apply := backend.settings()) is not None]
-
-
-def list_backends() -> dict[str, str]:
-    """Each installed backend's name with `"ready"`, or the reason why it cannot run here.
-
-    Frameworks are imported to find out, which may take some seconds.
-
-    >>> list_backends()["numpy"]
-    'ready'
-    """
-    return describe(installed())
-
-
-def get_backend(backend: str | Backend | type[Backend]) -> Backend:
-    """The backend of that name, made afresh; a `Backend` comes back as it is.
-
-    `OptionError` for an unknown name lists what is installed; `BackendUnavailable` tells a framework that is missing,
-    with the `pip install` line, from a plug-in that is broken.
-
-    >>> get_backend("numpy").name
-    'numpy'
-    """
-    if isinstance(backend, Backend):
-        return backend
-    if isinstance(backend, type) and issubclass(backend, Backend):
-        return backend()
-    if not isinstance(backend, str):
-        raise OptionError(f"backend must be a name or an agnoload.Backend, got {backend!r}")
-    return make(backend, () if backend == "numpy" else installed())
-
-
-def _instance(point: EntryPoint) -> Backend:
-    kind = load(point)
-    try:
-        return kind()
-    except Exception as error:
-        raise _broken(point, f"{type(error).__name__}: {error}") from error
-
-
-def _importable(module: str) -> bool:
-    if module in modules:
-        return modules[module] is not None
-    try:
-        return find_spec(module) is not None
-    except (ImportError, ValueError):
-        return False
-
-
-def _readiness(name: str, points: Sequence[EntryPoint]) -> str:
-    try:
-        make(name, points).check()
-    except AgnoloadError as error:
-        return str(error)
-    except Exception as error:
-        return f"its check failed: {type(error).__name__}: {error}"
-    return "ready"
-
-
-def _make_or_warn(plugin: Plugin) -> Backend | None:
-    from importlib.metadata import EntryPoint
-
-    try:
-        return _instance(EntryPoint(plugin.name, plugin.target, GROUP))
-    except BackendUnavailable as error:
-        _warn(str(error))
-        return None
-
-
-def _broken(point: EntryPoint, cause: str) -> BackendUnavailable:
-    return BackendUnavailable(f"the plug-in for backend {point.name!r} ({_origin(point)}) is broken: {cause}")
-
-
-def _origin(point: EntryPoint) -> str:
-    return f"{point.value} of {point.dist.name}" if point.dist is not None else point.value
-
-
-def _warn(text: str) -> None:
-    """Once a process and text: a plug-in that is broken stays broken."""
-    if text not in _told:
-        _told.add(text)
-        warnings.warn(text, AgnoloadWarning, stacklevel=4)

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from agnoload.batching.collate import foreign_array
+from agnoload.backend import registry
 from agnoload.streams.cursor import Made
 
 PLAIN = frozenset((int, float, bool, complex, NoneType))
@@ -71,7 +71,7 @@ def sketch(value: Any, breadth: int = BREADTH) -> Any:
     if kind.__module__.partition(".")[0] in PRINTED:
         return name, str(value)
     try:
-        array = value if issubclass(kind, np.ndarray) else foreign_array(value)
+        array = value if issubclass(kind, np.ndarray) else registry.to_numpy(value)
         return name if array is None else (name, _of_array(array))
     except Exception:  # a tensor of a layout that no array has, say: what is wrong with it, whoever delivers it says
         return name

@@ -73,9 +73,9 @@ class Ceiling:
     `tally` is what had failed of `epoch` before, where the loader goes on within it.
 
     >>> ceiling = Ceiling(1)
-    >>> ceiling.count(0, Reply(0, samples=4, extras={"failed": [Failure(3, "OSError: gone")]})) is None
+    >>> ceiling.count(0, Reply(0, samples=4, failed=[Failure(3, "OSError: gone")])) is None
     True
-    >>> print(ceiling.count(0, Reply(1, samples=4, extras={"failed": [Failure(7, "OSError: gone")]})))
+    >>> print(ceiling.count(0, Reply(1, samples=4, failed=[Failure(7, "OSError: gone")])))
     2 samples of epoch 0 failed, max_failed=1 allows no more than 1: indices 3, 7; the last error was OSError: gone
     """
 
@@ -92,7 +92,7 @@ class Ceiling:
         if epoch != self._epoch:
             error = self.ended()
             self._epoch, self._before, self._tally, self._failed = epoch, 0, _NONE, []
-        failures = (reply.extras or {}).get("failed", ())
+        failures = reply.failed
         self._failed += failures
         self._tally = self._tally.plus(reply)
         if error is None and failures:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,13 +16,13 @@ from agnoload.datasets import Batch, gather_of, getitems_of
 from agnoload.errors import CollateError, OptionError, SampleStopped, add_note, attributes_of, one_line
 from agnoload.fetching.copies import Copies
 from agnoload.fetching.error_policy import Retry
-from agnoload.fetching.stream_reader import COLLATING, StreamReader, is_shared
+from agnoload.fetching.stream_reader import COLLATING, StreamReader
 from agnoload.global_rng import RequestGenerators
-from agnoload.messages import EMPTY, Failure, Reply, Request
-from agnoload.planning.plan import REST, Told
+from agnoload.messages import EMPTY, LEFTOVER_LANE, Failure, Reply, Request, StreamReport
 from agnoload.protocols import Empty, IndexArray
 from agnoload.seeding import Purpose, Rewinder, SampleContext
 from agnoload.streams import first_states, is_indexed
+from agnoload.streams.layout import is_shared
 from agnoload.validate import number_of
 from agnoload.worker_info import WorkerInfo, set_worker_info
 
@@ -92,7 +92,7 @@ class Fetcher:
         roots = {"dataset": self.dataset, "collate_fn": self.collate_fn}
         self._generators = RequestGenerators(self._context, roots, own=self._isolated, shared=self._threaded)
         self._culprit: Failure | None = None
-        self._told: Told | None = None  # of the batch of a stream that is being made
+        self._report: StreamReport | None = None  # of the batch of a stream that is being made
         self._reader: StreamReader | None = None
         self._read = (-1, -1)  # epoch and batch that the reader was asked for last
         self._doubtful = False  # worker_init_fn has left the stream as it was
@@ -181,7 +181,7 @@ class Fetcher:
         finally:
             self._generators.settle()
         if notices := self._generators.notices:
-            reply = reply._replace(extras={**(reply.extras or {}), "notices": notices[:]})
+            reply = reply._replace(notices=notices[:])
             notices.clear()
         try:
             return reply
@@ -193,45 +193,43 @@ class Fetcher:
             batch = self._gather(request.indices, empty)  # type: ignore[misc]
         except (Exception, GeneratorExit) as error:
             return self._failed(request, error, started)
-        return self._reply(request, batch, len(request.indices), started, time.monotonic(), None)
+        return self._reply(request, batch, len(request.indices), started, time.monotonic())
 
     def _failed(self, request: Request, error: BaseException, started: float) -> Reply:
         error = _named(_stopped(error), request)
-        extras: dict[str, Any] = {} if self._culprit is None else {"failed": [self._culprit]}
-        self._culprit = None
-        end = self._stream and request.lane != REST and self._told is None  # the stream itself: it cannot be read on
-        if self._told is not None:
-            extras["portion"] = self._told
-        now = time.monotonic()
+        failed, self._culprit = [] if self._culprit is None else [self._culprit], None
+        # Without a report the stream itself has raised: it cannot be read on.
+        end = self._stream and request.lane != LEFTOVER_LANE and self._report is None
         return Reply(
-            request.number, self._worker, error=error, end=end, extras=extras or None, started=started, finished=now
-        )
+            request.number, self._worker, error=error, end=end, failed=failed, stream=self._report, started=started,
+            finished=time.monotonic(),
+        )  # fmt: skip
 
     def _mapped(self, request: Request, empty: Empty, started: float) -> Reply:
         if not self._batched:
             keys = [request.indices]
         else:
             keys = request.indices.tolist() if isinstance(request.indices, np.ndarray) else list(request.indices)
-        extras = None
+        failed: list[Failure] = []
         if callable(self._on_error) or self._on_error != "raise":
-            samples, kept, failures = self._tolerant(keys, request)
-            extras = {"failed": failures} if failures else None
+            samples, kept, failed = self._tolerant(keys, request)
         else:
             samples, kept = self._all(keys, request), keys
         fetched = time.monotonic()
         if isinstance(samples, Batch):
-            return self._reply(request, samples.data, len(keys), started, fetched, None)
+            return self._reply(request, samples.data, len(keys), started, fetched)
         if not samples and keys:
-            return self._reply(request, EMPTY, 0, started, fetched, extras)
+            return self._reply(request, EMPTY, 0, started, fetched, failed)
         batch = self._collated(samples if self._batched else samples[0], kept, request, empty)
-        return self._reply(request, batch, len(samples), started, fetched, extras)
+        return self._reply(request, batch, len(samples), started, fetched, failed)
 
     def _reply(
-        self, request: Request, batch: Any, samples: int, started: float, fetched: float, extras: dict[str, Any] | None,
-        end: bool = False,
+        self, request: Request, batch: Any, samples: int, started: float, fetched: float,
+        failed: Sequence[Failure] = (), report: StreamReport | None = None,
     ) -> Reply:  # fmt: skip
         now = time.monotonic()
-        return Reply(request.number, self._worker, batch, None, samples, end, extras, started, fetched, now, now)
+        times = (started, fetched, now, now)
+        return Reply(request.number, self._worker, batch, None, samples, False, failed, (), (), report, *times)
 
     # ------------------------------------------------------------------------------------------------ samples
 
@@ -369,31 +367,24 @@ class Fetcher:
     # ------------------------------------------------------------------------------------------------ streams
 
     def _streamed(self, request: Request, empty: Empty, started: float) -> Reply:
-        self._told = None
-        if request.lane == REST:
-            samples = list(request.indices)
-            told, key = None, (request.first, request.stride, request.rank)
+        self._report = report = None
+        failed: list[Failure] = []
+        if request.lane == LEFTOVER_LANE:
+            samples, first, stride, rank = list(request.indices), request.first, request.stride, request.rank
         else:
-            failures: list[Failure] = []
-            portion = self._reader_for(request, failures).read(request.first, request.lane, request.size)
-            samples, key = portion.samples, portion[4:7]
-            if self._doubtful and portion.self_sharded:
+            reader = self._reader_for(request, failed)
+            samples, first, stride, rank, self._report, error = reader.read(request.first, request.lane, request.size)
+            if self._doubtful and self._report.self_sharded:
                 self._doubt()
-            self._told = told = Told(portion.end, portion.left, portion.places, *portion[7:11])
-            if portion.error is not None:
-                raise portion.error
+            if error is not None:
+                raise error
+            report = None if self._report == StreamReport(places=request.size) else self._report
         fetched = time.monotonic()
-        extras: dict[str, Any] | None = None
-        if told is not None and told != Told(places=request.size):
-            extras = {"portion": told}
-        if told is not None and failures:
-            extras = {**(extras or {}), "failed": failures}
         if not samples:
-            return self._reply(request, EMPTY, 0, started, fetched, extras)
-        first, stride, rank = key
+            return self._reply(request, EMPTY, 0, started, fetched, failed, report)
         self._begin_batch(first, stride, rank | COLLATING)
         batch = self._collated(samples if self._batched else samples[0], None, request, empty)
-        return self._reply(request, batch, len(samples), started, fetched, extras)
+        return self._reply(request, batch, len(samples), started, fetched, failed, report)
 
     def _reader_for(self, request: Request, failures: list[Failure]) -> StreamReader:
         """The reader of the request's epoch; it goes forward only, so whoever begins again has a new one."""

@@ -15,12 +15,12 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from agnoload import seeding
-from agnoload.errors import AgnoloadError, OptionError, StateError
+from agnoload.errors import AgnoloadError, StateError
 from agnoload.fetching.compare import extended, sketch
-from agnoload.streams.base import FilteredStream, all_parts_of, first_states, lanes_of, parts_of
+from agnoload.messages import StreamReport
+from agnoload.streams.base import all_parts_of, first_states, parts_of
 from agnoload.streams.cursor import (
     Cursor,
-    CursorStream,
     Opening,
     ShardsCursor,
     is_stream,
@@ -29,9 +29,8 @@ from agnoload.streams.cursor import (
     open_stream,
     tell_epoch,
 )
-from agnoload.streams.ranks import has_others, split_of
-from agnoload.system import rank_and_world
-from agnoload.validate import brief
+from agnoload.streams.layout import layout_of
+from agnoload.streams.ranks import has_others
 from agnoload.worker_info import peek_worker_info
 
 FINISHING = 1 << 31
@@ -50,86 +49,18 @@ class Begin(Protocol):
     def __call__(self, first: int, stride: int, rank: int) -> None: ...
 
 
-class Portion(NamedTuple):
+class StreamChunk(NamedTuple):
     """What a reader gives for one request."""
 
     samples: list[Any]
-    """The batch, not collated yet: less than asked for at the end, or where samples were left out."""
-    end: bool
-    """The lane has no more, or the stream where there are no lanes."""
-    left: list[Any] | None
-    """At the end of a lane: the samples that do not fill a batch."""
-    places: int
-    """The number of places that were gone through: those of `samples` or `left`, and of what was left out."""
+    """The batch, not collated yet: fewer than asked for at the end, or where samples were left out."""
     first: int
     """The position of the first sample in the epoch's sequence, for the keys of what comes later, like collating."""
     stride: int
     rank: int
-    state: Any
-    """Where the lane stands behind this batch; None if the stream cannot say."""
-    self_sharded: bool
-    """The stream splits itself over the workers."""
-    others: bool = False
-    """At the end: ranks before this one have a sample more, behind where reading began."""
-    sums: tuple[int, int] | None = None
-    """Where several workers read the same: the check sums of all that was gone past before the batch, and behind it."""
+    report: StreamReport
     error: BaseException | None = None
-    """What a function has raised that makes the samples: there are none, but the stream can be read on."""
-
-
-class Layout(NamedTuple):
-    """How the samples of a stream are numbered."""
-
-    lanes: int
-    """Into how many lanes its shards are laid; 0 for a stream without shards."""
-    first: int
-    """Without lanes: the position of the first sample, and the distance to the next one."""
-    stride: int
-    rank: int
-    shards: int | None
-    """How many shards there are."""
-    share: tuple[int, int] | None
-    """Rank and number of ranks where a saved state is good for one rank only; None where it is good for all."""
-    shared: bool
-    """Whether each reader's samples are its own: the stream says so by `shared_source`."""
-    compared: str
-    """The streams in it, by name, of which several readers could see different samples: those with user code."""
-
-
-def layout_of(stream: Any, rank: int | None = None) -> Layout:
-    """The layout of a stream; `rank` is that of this process, where the stream is not split."""
-    split = split_of(stream)
-    shards = num_shards_of(stream)
-    lanes = 0 if shards is None else max(1, min(lanes_of(stream), shards))
-    shared = not lanes and is_shared(stream)
-    users = [type(part).__name__ for part in all_parts_of(stream) if _is_users(part)]
-    more = shared, "" if lanes or shared else ", ".join(users)
-    if split is None:
-        return Layout(lanes, 0, 1, rank_and_world()[0] if rank is None else rank, shards, None, *more)
-    share = split.rank, split.world
-    if split.by_shards:
-        return Layout(lanes, 0, 1, split.rank, shards, share, *more)
-    return Layout(lanes, split.rank, split.world, 0, shards, None if split.outermost else share, *more)
-
-
-def is_shared(stream: Any) -> bool:
-    """Whether its items go to one reader each; OptionError if those of some parts do."""
-    parts = parts_of(stream)
-    if getattr(stream, "shared_source", False) or not parts:
-        return bool(getattr(stream, "shared_source", False))
-    shared = list(map(is_shared, parts))
-    if any(shared) and not all(shared):
-        raise OptionError(
-            f"shared_source must be true for all parts of {brief(stream)} or for none: every worker would deliver all "
-            f"of {brief(parts[shared.index(False)])}"
-        )
-    return all(shared)
-
-
-def _is_users(part: Any) -> bool:
-    """Whether the user's code says which samples come next."""
-    ours = getattr(type(part), "__iter__", None) is CursorStream.__iter__
-    return isinstance(part, FilteredStream) or (is_stream(part) and not ours)
+    """What a function raised that makes the samples: there are none, but the stream can be read on."""
 
 
 class _Track:
@@ -154,7 +85,7 @@ class _Track:
 
 
 class StreamReader:
-    """Reads one stream for one worker through one epoch: `read(batch, lane, size)` gives a `Portion`.
+    """Reads one stream for one worker through one epoch: `read(batch, lane, size)` gives a `StreamChunk`.
 
     `begin` is called before the first sample of each batch. `start` is what `StreamPlan.start` gave; without it reading
     begins with the epoch. `self_sharded` says that the stream splits itself, as one does that asks `get_worker_info()`
@@ -198,7 +129,7 @@ class StreamReader:
             one = all(len(parts_of(part)) < 2 for part in all_parts_of(stream))
             self._info.divisible = self._self_sharded or (one and not self._layout.lanes)
 
-    def read(self, batch: int, lane: int = 0, size: int = 1) -> Portion:
+    def read(self, batch: int, lane: int = 0, size: int = 1) -> StreamChunk:
         """Batch number `batch` of the epoch or, with lanes, of `lane`.
 
         For a stream that splits itself, batch number `batch // workers` of this worker.
@@ -217,7 +148,7 @@ class StreamReader:
         finally:
             if self._info is not None:
                 self._info.on_asked = None
-        return self._portion(track, lane, wanted, drafts, size)._replace(sums=sums)
+        return self._chunk(track, lane, wanted, drafts, size, sums)
 
     def close(self) -> None:
         """Let go of all that is open; only a new reader reads on."""
@@ -344,7 +275,9 @@ class StreamReader:
             return place * self._workers + self._worker, self._workers, rank
         return layout.first + place * layout.stride, layout.stride, layout.rank
 
-    def _portion(self, track: _Track, lane: int, place: int, drafts: list[Any], size: int) -> Portion:
+    def _chunk(
+        self, track: _Track, lane: int, place: int, drafts: list[Any], size: int, sums: tuple[int, int] | None
+    ) -> StreamChunk:
         merged = self._layout.lanes or self._self_sharded
         key = self._own(lane, place)
         if track.ended and self._drop_last and not merged:
@@ -360,7 +293,8 @@ class StreamReader:
         state = None if track.ended else track.cursor.state()
         more = track.place + 1 - track.start >= (size if self._drop_last else 1)  # rank 0 has one sample more
         others = track.ended and more and has_others(track.cursor)
-        return Portion(samples, track.ended, left, len(drafts), *key, state, self._self_sharded, others, error=failed)
+        report = StreamReport(track.ended, left, len(drafts), state, self._self_sharded, others, sums)
+        return StreamChunk(samples, *key, report, failed)
 
     def _finish(self, cursor: Cursor, drafts: list[Any], first: int, stride: int, rank: int) -> list[Any]:
         if not drafts:

@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from agnoload.fetching.stream_reader import layout_of
 from agnoload.monitoring.stats import LITTLE, TRANSPORT, Sums
 from agnoload.streams import MappedStream
+from agnoload.streams.layout import layout_of
 from agnoload.validate import number_of
 
 PROBE_SECONDS = 0.1

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import sys
 import warnings
+from collections.abc import Sequence
 from itertools import takewhile
 from typing import Any, NamedTuple, TextIO
 
@@ -86,10 +87,8 @@ class WorkerLogCapture(logging.Handler):
             warnings.resetwarnings()
             warnings.filters[:] = settings.filters  # type: ignore[index]
 
-    def drain(self) -> LogRecords | None:
-        """The records since the last call; None if there are none."""
-        if not self._records:
-            return None
+    def drain(self) -> LogRecords:
+        """The records since the last call."""
         records, self._records = self._records, []
         return records
 
@@ -124,9 +123,9 @@ class WorkerLogRelay:
     def __init__(self) -> None:
         self._seen: set[Any] = set()
 
-    def replay(self, records: LogRecords | None) -> None:
+    def replay(self, records: Sequence[LogRecord | WarningRecord]) -> None:
         """Hand records to this process's handlers and give the warnings, which a filter may turn into errors."""
-        for record in records or ():
+        for record in records:
             if isinstance(record, LogRecord):
                 made = logging.makeLogRecord(record.attributes)
                 logger = logging.getLogger(made.name)

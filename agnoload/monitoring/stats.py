@@ -234,9 +234,8 @@ class Recorder:
         for timeline in self._timelines:
             timeline.loaded(reply, end)
 
-    def noted(self, extras: dict[str, Any]) -> None:
-        """What a reply has to say beside its batch, when its turn has come."""
-        failed = extras.get("failed", ())
+    def noted(self, failed: Sequence[Failure]) -> None:
+        """Samples that could not be loaded, when the turn of their batch has come."""
         self._num_failed += len(failed)
         self._failed += failed[: KEPT_FAILURES - len(self._failed)]
 

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from agnoload.errors import OptionError, StateError
-from agnoload.fetching.stream_reader import Portion
-from agnoload.messages import Reply
+from agnoload.messages import LEFTOVER_LANE, Reply, StreamReport
 from agnoload.planning.state import Place
 from agnoload.planning.stream_plan import Rest, StreamPlan, StreamRequest
 from agnoload.samplers.order import BLOCK, BatchOrder, Order
@@ -253,10 +252,6 @@ def key_of(key: Any) -> Any:
     return index if isinstance(key, np.generic) or "bool" not in str(key.dtype) else key
 
 
-REST = -1
-"""The lane of a request that brings its samples along: what was left over at the ends of a stream's lanes."""
-
-
 class StreamedPlan(Plan):
     """The batches of a stream: `StreamPlan` says which to ask for, this speaks the loop's language to it."""
 
@@ -316,24 +311,23 @@ class StreamedPlan(Plan):
             self._rests = deque(self._stream.rest())
         if self._rests:
             rest = self._rests.popleft()
-            cut = Cut(_Samples(rest.samples), rest.first, rest.stride, rest.rank, 0, 0, REST)
+            cut = Cut(_Samples(rest.samples), rest.first, rest.stride, rest.rank, 0, 0, LEFTOVER_LANE)
             self._requests[cut] = rest
             return cut
         self.exhausted = True
         return None
 
     def answered(self, cut: Cut, reply: Reply) -> None:
-        self._left_out += len((reply.extras or {}).get("failed", ()))
+        self._left_out += len(reply.failed)
         request, failed = self._requests[cut], reply.error is not None
         if not isinstance(request, StreamRequest):
             self._sizes[cut] = len(request.samples)
             return
-        told = (reply.extras or {}).get("portion", Told(places=request.size))
-        self._sizes[cut] = told.places if failed else reply.samples
+        report = reply.stream or StreamReport(places=request.size)
+        self._sizes[cut] = report.places if failed else reply.samples
         if not (failed and reply.end):
-            self.others |= told.others and not self._own
-            samples, left = ([True], None) if failed else ([True] * min(reply.samples, 1), told.left)
-            self._stream.arrived(request, Portion(samples, told.end, left, told.places, 0, 1, 0, *told[3:]))
+            self.others |= report.others and not self._own
+            self._stream.arrived(request, report, failed or reply.samples > 0)
 
     def delivered(self, cut: Cut) -> None:
         self._samples += self._sizes.pop(cut)
@@ -361,18 +355,6 @@ class StreamedPlan(Plan):
 
     def _stream_size(self) -> int:
         return int(self._stream.state()["size"])
-
-
-class Told(NamedTuple):
-    """What a reader tells about a batch beside its samples."""
-
-    end: bool = False
-    left: list[Any] | None = None
-    places: int = 0
-    state: Any = None
-    self_sharded: bool = False
-    others: bool = False
-    sums: tuple[int, int] | None = None
 
 
 class _Samples(list[Any]):

@@ -14,8 +14,9 @@ from itertools import chain
 from typing import Any, Literal, NamedTuple, get_args
 
 from agnoload.errors import AgnoloadError, StateError
-from agnoload.fetching.stream_reader import Portion, layout_of
+from agnoload.messages import StreamReport
 from agnoload.streams.base import first_states
+from agnoload.streams.layout import layout_of
 from agnoload.validate import FARTHEST, MOST_RANKS, fields, items, same, shown, whole
 
 Kind = Literal["stream", "lanes", "workers"]
@@ -66,7 +67,9 @@ class _Entry:
     """One request, from asking to delivery."""
 
     request: StreamRequest
-    portion: Portion | None = None
+    report: StreamReport | None = None
+    filled: bool = False
+    """The batch holds samples."""
     settled: bool = False
     """The plan has drawn its conclusions: this and all before it have arrived."""
     delivered: bool = False
@@ -75,8 +78,7 @@ class _Entry:
 
     @property
     def done(self) -> bool:
-        waits = self.portion is not None and bool(self.portion.samples)
-        return self.settled and (self.delivered or not waits)
+        return self.settled and (self.delivered or not self.filled)
 
 
 class StreamPlan:
@@ -87,8 +89,8 @@ class StreamPlan:
     they come: no worker then owes more than so many, and no lane waits for another, so a slow worker holds up no other.
 
     A loader asks for what `next()` gives, as far ahead as it likes (None: nothing for now); calls `arrived(request,
-    portion)` for each answer, in any order; delivers each that has samples; and calls `delivered(request)` when the
-    user has it. When the plan is `over` it delivers what `rest()` gives and calls `delivered_rest` for each.
+    report, filled)` for each answer, in any order; delivers each that has samples; and calls `delivered(request)` when
+    the user has it. When the plan is `over` it delivers what `rest()` gives and calls `delivered_rest` for each.
     """
 
     def __init__(
@@ -155,7 +157,7 @@ class StreamPlan:
     def finished(self) -> bool:
         """Whether all samples but those of `rest` are delivered: what has not arrived yet cannot hold any."""
         under_way = chain.from_iterable(self._queues.values())
-        return self._over and all(entry.delivered for entry in under_way if entry.portion and entry.portion.samples)
+        return self._over and all(entry.delivered for entry in under_way if entry.filled)
 
     def next(self) -> StreamRequest | None:
         """What to ask for next; None if nothing, now or ever."""
@@ -203,13 +205,13 @@ class StreamPlan:
         turn = request.batch // self._workers if self._kind == "workers" else request.batch
         return self._lanes[self._lane_of(request)].start + turn * self._size
 
-    def arrived(self, request: StreamRequest, portion: Portion) -> None:
-        """Take note of an answer; instead of its samples, anything will do that is true where there are some."""
+    def arrived(self, request: StreamRequest, report: StreamReport, filled: bool) -> None:
+        """Take note of an answer; `filled` says whether the batch holds samples."""
         entry = self._waiting.pop(request)
-        entry.portion = portion._replace(samples=[True] if portion.samples else [])
-        if portion.self_sharded and self._kind == "stream":
+        entry.report, entry.filled = report, filled
+        if report.self_sharded and self._kind == "stream":
             self._divide()
-        elif portion.self_sharded != (self._kind == "workers"):
+        elif report.self_sharded != (self._kind == "workers"):
             raise AgnoloadError(
                 "the stream splits itself in some workers and not in others: ask get_worker_info() in all of them, "
                 "before the first sample, or in none"
@@ -233,11 +235,11 @@ class StreamPlan:
         entries = self._queue(request)
         for entry in entries:
             if not entry.settled:
-                if entry.portion is None and not entry.delivered:
+                if entry.report is None and not entry.delivered:
                     break
                 self._compare_sums(entry)
-                if entry.portion is not None:
-                    self._conclude(entry, entry.portion)
+                if entry.report is not None:
+                    self._conclude(entry, entry.report)
                 entry.settled = True
         self._over = all(lane.ended for lane in self._lanes)
         while entries and entries[0].done:
@@ -245,7 +247,7 @@ class StreamPlan:
 
     def _compare_sums(self, entry: _Entry) -> None:
         """Whether the reader of a batch has gone past what others deliver before it; also of one behind the end."""
-        sums = None if entry.portion is None else entry.portion.sums
+        sums = None if entry.report is None else entry.report.sums
         lane, owner = self._lanes[0], entry.request.owner
         if sums is not None and lane.sum is not None and sums[0] != lane.sum:
             raise AgnoloadError(
@@ -259,15 +261,15 @@ class StreamPlan:
             )
         lane.sum, lane.reader = (None, 0) if sums is None else (sums[1], owner)
 
-    def _conclude(self, entry: _Entry, portion: Portion) -> None:
+    def _conclude(self, entry: _Entry, report: StreamReport) -> None:
         lane = self._lanes[self._lane_of(entry.request)]
         place = self._place(entry.request)
         if lane.ended:
             return  # it was asked before that was known
-        lane.ended = portion.end
-        if portion.left is not None:
-            lane.left, lane.left_at = portion.left, place
-        elif portion.places:  # an early last batch counts as a whole one: who goes on finds the end where it was found
+        lane.ended = report.end
+        if report.leftover is not None:
+            lane.left, lane.left_at = report.leftover, place
+        elif report.places:  # an early last batch counts as a whole one: who goes on finds the end where it was found
             entry.after = place + self._size
 
     def _pass(self, entry: _Entry) -> None:
@@ -276,8 +278,8 @@ class StreamPlan:
             return
         lane = self._lanes[self._lane_of(entry.request)]
         lane.count = entry.after
-        if entry.portion is not None and entry.portion.state is not None:
-            lane.at, lane.state = entry.after, entry.portion.state
+        if entry.report is not None and entry.report.state is not None:
+            lane.at, lane.state = entry.after, entry.report.state
 
     def delivered(self, request: StreamRequest) -> None:
         """The user has the batch of this request."""
@@ -309,9 +311,7 @@ class StreamPlan:
         entries = list(chain.from_iterable(self._queues.values()))
         undone = next((entry for entry in entries if not entry.done), None)
         # What held no samples must be asked for again: it tells of the end of a lane, and what is left there.
-        delivered = [
-            entry.request for entry in entries if entry.delivered and (entry.portion is None or entry.portion.samples)
-        ]
+        delivered = [entry.request for entry in entries if entry.delivered and (entry.report is None or entry.filled)]
         ahead = self._ahead | {(self._lane_of(request), self._place(request)) for request in delivered}
         return {
             "kind": self._kind,

@@ -15,10 +15,16 @@ import contextlib
 import fcntl
 import mmap
 import os
+import pickle
 import struct
 from collections import deque
+from collections.abc import Sequence
 from typing import NamedTuple
 
+from agnoload.messages import Failure, Request, StreamReport
+from agnoload.monitoring.logs import LogRecord, WarningRecord
+from agnoload.transport import pickling
+from agnoload.transport.arena import Slot
 from agnoload.transport.wire import Place
 
 MAX_TICKETS = 512
@@ -30,6 +36,20 @@ PICKLED, PACKED = 0, 1
 EXTRAS, ERROR, END, STARTUP = 1, 2, 4, 8
 """Kinds of a reply, as bits. EXTRAS: the value is (batch, extras). ERROR: it is (error, extras). END: no reply can
 follow. STARTUP: it answers no request; the worker could not start."""
+
+
+class ReplyExtras(NamedTuple):
+    """What a reply brings along besides its batch, where it does; the first fields are those of `Reply`."""
+
+    failed: Sequence[Failure] = ()
+    notices: Sequence[str] = ()
+    log_records: Sequence[LogRecord | WarningRecord] = ()
+    stream: StreamReport | None = None
+    imported: Sequence[str] = ()
+    """Modules that the worker has imported since its last reply."""
+
+
+NO_EXTRAS = ReplyExtras()
 
 _REQUEST = struct.Struct("<4q")
 _REPLY = struct.Struct("<9q4d")
@@ -80,7 +100,33 @@ class ReplyTicket(NamedTuple):
 _INVALID = ReplyTicket(-1, -1, -1, 0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0)
 
 
-def read_request(pipe: int) -> RequestTicket:
+def write_request(request: Request, slot: Slot, scripts: bool) -> RequestTicket:
+    """Put a request into its slot; gives the ticket. `scripts`: workers lack the classes of the user's script."""
+    data, form = request.packed(), PACKED
+    if data is None:
+        form = PICKLED
+        try:
+            data = pickle.dumps(request, 5)
+            by_value = scripts and b"_main__" in data
+        except (pickle.PicklingError, AttributeError, TypeError):
+            by_value = True
+        if by_value or data is None:
+            data = pickling.dumps(request)
+    slot.reset()
+    slot.put(data)
+    return RequestTicket(request.number, slot.number, len(data), form)
+
+
+def read_request(ticket: RequestTicket, slot: Slot) -> Request:
+    """The request that lies in a slot; the slot is empty afterwards."""
+    slot.reach(ticket.nbytes)
+    data = slot.view[: ticket.nbytes]
+    request: Request = Request.unpacked(data) if ticket.form == PACKED else pickle.loads(data)
+    slot.reset()
+    return request
+
+
+def next_ticket(pipe: int) -> RequestTicket:
     """In a worker: the next ticket; `STOP` when nobody can write one any more."""
     data = os.read(pipe, _REQUEST.size)
     return RequestTicket._make(_REQUEST.unpack(data)) if data else STOP

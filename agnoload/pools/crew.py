@@ -15,8 +15,9 @@ from typing import Any
 from agnoload.messages import Start
 from agnoload.pools import diagnose
 from agnoload.pools.environment import ParentEnvironment, handled_signals, parent_environment
-from agnoload.pools.launcher import ForkServer, Preload, Process, interrupts_held, method_of, preload, start_process
+from agnoload.pools.launcher import ForkServer, Preload, Process, interrupts_held, preload, start_process
 from agnoload.pools.worker import WorkerFetch
+from agnoload.system import method_of
 from agnoload.transport.memory import sending
 from agnoload.transport.payload import Digest, digest, pack
 

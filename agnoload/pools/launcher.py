@@ -27,13 +27,13 @@ import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
-from agnoload.errors import AgnoloadError, OptionError, warn
+from agnoload.errors import AgnoloadError, warn
 from agnoload.messages import Start
 from agnoload.pools import worker
 from agnoload.pools.environment import GROUP_SIGNALS, THREADS, ParentEnvironment, directory, search_path
 from agnoload.pools.worker import die_with, end_with, main
-from agnoload.system import resident
-from agnoload.transport.arena import anonymous_file
+from agnoload.system import method_of, resident
+from agnoload.transport.memory import anonymous_file
 
 REPORT = struct.Struct("<2q")
 """What the fork server says of a worker: its pid (minus an errno: it could not be forked) and 0; later its exit status
@@ -167,25 +167,6 @@ def standard_streams() -> Iterator[None]:
     finally:
         for fd in taken:
             os.close(fd)
-
-
-def method_of(context: Any) -> str:
-    """The name of the start method that an option of the loader asks for; `OptionError` if it is none."""
-    methods = available_methods()
-    if context is None:
-        return methods[0]
-    name = context if isinstance(context, str) else getattr(context, "get_start_method", lambda: None)()
-    if name not in methods:
-        raise OptionError(
-            f"multiprocessing_context must be one of {', '.join(map(repr, methods))}, a context of multiprocessing or "
-            f"multiprocess, or None, got {context!r}"
-        )
-    return str(name)
-
-
-def available_methods() -> list[str]:
-    """The start methods of this platform, the default first."""
-    return ["forkserver", "spawn", "fork"] if hasattr(os, "fork") else ["spawn"]
 
 
 # ---------------------------------------------------------------------------------------------- through a context

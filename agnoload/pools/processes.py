@@ -7,26 +7,35 @@ thread and leaves the rest to it.
 from __future__ import annotations
 
 import os
-import pickle
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 from agnoload.errors import CALLED, AgnoloadError, LoaderClosed, WorkerTimeout, add_note, warn
 from agnoload.messages import Reply, Request, Start, describe_request
-from agnoload.monitoring.logs import LogRecords
+from agnoload.monitoring.logs import LogRecord, WarningRecord
 from agnoload.pools import diagnose
-from agnoload.pools.channel import END, ERROR, EXTRAS, PACKED, PICKLED, STARTUP, Channel, ReplyTicket, RequestTicket
+from agnoload.pools.channel import (
+    END,
+    ERROR,
+    EXTRAS,
+    NO_EXTRAS,
+    STARTUP,
+    Channel,
+    ReplyTicket,
+    RequestTicket,
+    write_request,
+)
 from agnoload.pools.crew import Crew
 from agnoload.pools.diagnose import check_process, corruption_report, death_report, what_holds_up, worker_name
 from agnoload.pools.launcher import Preload, standard_streams
 from agnoload.pools.status import Stage, WorkerStatusBoard
 from agnoload.pools.worker import WorkerFetch, check_reading
-from agnoload.transport import pickling
-from agnoload.transport.arena import STRIDE, Arena, Attach, Fence, Slot
+from agnoload.transport.arena import STRIDE, Arena, Fence, Slot
+from agnoload.transport.memory import Attach
 from agnoload.transport.remote_errors import restore
 from agnoload.transport.wire import decode
 
@@ -59,7 +68,7 @@ class ProcessPool:
         attach: Attach | None = None,
         fence: Fence | None = None,
         environment: Mapping[str, str] | None = None,
-        listen: Callable[[LogRecords], None] | None = None,
+        listen: Callable[[Sequence[LogRecord | WarningRecord]], None] | None = None,
     ) -> None:
         check_reading()
         for needed, there in (("/proc", os.path.isdir("/proc/self/fd")), ("memfd", hasattr(os, "memfd_create"))):
@@ -102,7 +111,7 @@ class ProcessPool:
     def submit(self, request: Request) -> None:
         self._enter()
         try:
-            slot = self.arena.take()
+            slot = self.arena.acquire()
             self.arena.trim()
             try:
                 ticket = self._write(request, slot)
@@ -239,21 +248,7 @@ class ProcessPool:
     # ------------------------------------------------------------------------------------------------ sending
 
     def _write(self, request: Request, slot: Slot) -> RequestTicket:
-        """Put a request into its slot; gives the ticket."""
-        data, form = request.packed(), PACKED
-        if data is None:
-            data, form = self._pickled(request), PICKLED
-        slot.reset()
-        slot.put(data)
-        return RequestTicket(request.number, slot.number, len(data), form)
-
-    def _pickled(self, request: Request) -> bytes:
-        try:
-            data = pickle.dumps(request, 5)
-        except (pickle.PicklingError, AttributeError, TypeError):
-            return pickling.dumps(request)
-        by_value = b"_main__" in data and self._crew.method != "fork"  # perhaps a class of the user's script
-        return pickling.dumps(request) if by_value else data
+        return write_request(request, slot, scripts=self._crew.method != "fork")
 
     def _start(self, worker: int) -> None:
         self._board.clear(worker)
@@ -330,7 +325,7 @@ class ProcessPool:
             return
         copy = bool(kind & ERROR) or arena.full(ticket.end)
         error: BaseException | None = None
-        batch, extras, last = None, None, bool(kind & END)
+        batch, extras, last = None, NO_EXTRAS, bool(kind & END)
         try:
             value = decode(ticket.place, slot, None if copy else arena)
         except CALLED as broken:  # out of the user's own classes; due when the batch is
@@ -339,18 +334,17 @@ class ProcessPool:
             # Without the extras nobody knows how far a stream was read.
             last = flight.request.owner is not None and bool(kind & (ERROR | EXTRAS))
         else:
-            batch, extras = value if kind & (ERROR | EXTRAS) else (value, None)
+            batch, extras = value if kind & (ERROR | EXTRAS) else (value, NO_EXTRAS)
             if kind & ERROR:
                 error, batch = restore(batch, f"in {self._name(worker)}"), None
         finally:
             if copy or not ticket.arrays:
                 arena.give_back(ticket.slot)
-        if extras is not None and (imported := extras.pop("imported", None)) is not None:
-            extras = extras or None
-            if self.preload is not None:
-                self.preload.learn(imported)
+        if extras.imported and self.preload is not None:
+            self.preload.learn(extras.imported)
+        times = ticket[9:]
         self._ready.append(
-            Reply(ticket.number, worker, batch, error, ticket.samples, last, extras, *ticket[9:], ticket.end)
+            Reply(ticket.number, worker, batch, error, ticket.samples, last, *extras[:4], *times, ticket.end)
         )
 
     def _name(self, worker: int) -> str:
@@ -364,7 +358,7 @@ class ProcessPool:
         self._fatal = restore(described, f"in {self._name(ticket.worker)}, before its first batch")
         if self._listen is not None:
             with suppress(*CALLED):  # a handler of the user's must not come in the way of the error
-                self._listen((extras or {}).get("said", []))
+                self._listen(extras.log_records)
 
     # ------------------------------------------------------------------------------------------------ deaths
 
@@ -411,7 +405,9 @@ class ProcessPool:
         if claimed in in_flight:
             flight = in_flight[claimed]
             if any(claimed_by(other) == claimed for other in self._crew.processes):
-                flight.slot = self.arena.take()  # the other one, frozen when this was taken for lost, may still write
+                flight.slot = (
+                    self.arena.acquire()
+                )  # the other one, frozen when this was taken for lost, may still write
             return [flight]
         # It may have died between reading a ticket and claiming it. Take back what nobody has read, and give the living
         # time to claim what they have read; what nobody claims then was lost. It gets another slot, in case the system
@@ -426,5 +422,5 @@ class ProcessPool:
                 break
             time.sleep(0.001)
         for number in missing:
-            in_flight[number].slot = self.arena.take()
+            in_flight[number].slot = self.arena.acquire()
         return [in_flight[number] for number in missing]

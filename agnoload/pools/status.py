@@ -8,7 +8,7 @@ from __future__ import annotations
 import signal
 from enum import IntEnum
 
-from agnoload.transport.arena import Mapping as Memory
+from agnoload.transport.memory import Mapping as Memory
 
 DUMP_SIGNAL = signal.SIGUSR2
 """Makes a worker's fault handler write its Python stack to the board."""

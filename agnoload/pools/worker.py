@@ -21,7 +21,17 @@ from agnoload.errors import AgnoloadError
 from agnoload.inspect import differing_values
 from agnoload.messages import Reply, Request, Start, describe_request
 from agnoload.monitoring.logs import WorkerLogCapture
-from agnoload.pools.channel import END, ERROR, EXTRAS, PACKED, STARTUP, ReplyTicket, read_request
+from agnoload.pools.channel import (
+    END,
+    ERROR,
+    EXTRAS,
+    NO_EXTRAS,
+    STARTUP,
+    ReplyExtras,
+    ReplyTicket,
+    next_ticket,
+    read_request,
+)
 from agnoload.pools.environment import GROUP_SIGNALS, apply_environment, handled_signals, mute_signals
 from agnoload.pools.status import DUMP_SIGNAL, Stage, WorkerStatusBoard
 from agnoload.protocols import ClosableFetch
@@ -239,16 +249,13 @@ class Worker:
         board.set_stage(worker, Stage.IDLE)
         while True:
             end_copy(self._pid)
-            ticket = read_request(self._requests)
+            ticket = next_ticket(self._requests)
             if ticket.number < 0:
                 fetch.close()
                 return
             board.claim(worker, ticket.number)
             slot = slots[ticket.slot]
-            slot.reach(ticket.nbytes)
-            data = slot.view[: ticket.nbytes]
-            request: Request = Request.unpacked(data) if ticket.form == PACKED else pickle.loads(data)
-            slot.reset()
+            request = read_request(ticket, slot)
             try:
                 reply = fetch(request, slot.empty)
             except BaseException as error:
@@ -262,19 +269,17 @@ class Worker:
         end_copy(self._pid, reply.error)
         kind = STARTUP if request is None else 0
         value: Any = reply.batch
-        extras = reply.extras
-        if (records := self._logs.drain()) is not None:
-            extras = {**(extras or {}), "said": records}
+        notices, imported = reply.notices, []
         if self._notices and request is not None:
-            extras = {**(extras or {}), "notices": [*self._notices, *(extras or {}).get("notices", ())]}
-            self._notices = []
+            notices, self._notices = [*self._notices, *notices], []
         if len(sys.modules) != len(self._loaded):
-            extras = {**(extras or {}), "imported": [name for name in list(sys.modules) if name not in self._loaded]}
+            imported = [name for name in list(sys.modules) if name not in self._loaded]
             self._loaded = dict.fromkeys(sys.modules)
+        extras = ReplyExtras(reply.failed, notices, self._logs.drain(), reply.stream, imported)
         if reply.error is not None:
             kind |= ERROR
             value = (describe(reply.error), extras)
-        elif extras is not None:
+        elif any(extras):
             kind |= EXTRAS
             value = (value, extras)
         if reply.end:
@@ -284,11 +289,11 @@ class Worker:
         except BaseException as error:
             end_copy(self._pid, error)
             slot.reset()
-            lost = "portion" in (extras or {})  # how far a stream was read: nobody can read on
+            lost = reply.stream is not None  # how far a stream was read: nobody can read on
             kind = (kind & STARTUP) | ERROR | END * lost
             what = describe_request(request) if request is not None else "an error"
             where = f"while {what} was encoded in worker {self._number} (pid {os.getpid()})"
-            place = encode((describe(error, where), None), slot)
+            place = encode((describe(error, where), NO_EXTRAS), slot)
         ticket = ReplyTicket(
             reply.number, slot.number, self._number, kind, *place, reply.samples, reply.started, reply.fetched,
             reply.collated, time.monotonic(),

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from agnoload.backend.base import Backend
 from agnoload.backend.registry import get_backend
 from agnoload.batching.tree import map_leaves
 from agnoload.errors import AgnoloadError, AgnoloadWarning
-from agnoload.protocols import Backend
 
 
 def check_backend(backend: str | Backend | type[Backend], device: Any = None) -> None:

@@ -33,10 +33,9 @@ from agnoload.errors import DatasetNotPicklable, add_note, one_line, warn
 from agnoload.inspect import LONG, within_reach
 from agnoload.system import free_in_forks
 from agnoload.transport import spawning
-from agnoload.transport.arena import HUGE, aligned, anonymous_file
-from agnoload.transport.arena import Mapping as Memory
 from agnoload.transport.mapped import MappedFiles
-from agnoload.transport.memory import receiving, sending
+from agnoload.transport.memory import HUGE, Receiving, aligned, anonymous_file, sending
+from agnoload.transport.memory import Mapping as Memory
 from agnoload.transport.pickling import Pickler, learn_classes
 
 _HEAD = struct.Struct("<4q")  # bytes of the surroundings, of the pickle, number of spans, bytes in all
@@ -91,7 +90,7 @@ def pack(value: Any, surroundings: Any, parts: Mapping[str, Any], method: str) -
     fd = anonymous_file("agnoload-payload", total)
     try:
         mapping = Memory(fd, 0, total)
-        mapping.back(0, total & -HUGE)
+        mapping.use_huge_pages(0, total & -HUGE)
         memory = mapping.array()
         head = _HEAD.pack(len(around), len(header), len(raws), total) + around + bytes(header)
         head += struct.pack(f"<{len(spans)}q", *spans)
@@ -200,7 +199,7 @@ class Payload:
         end = self._start + self._header
         spans = struct.unpack_from(f"<{2 * self._spans}q", self._view, end)
         buffers = [self._view[o : o + n] for o, n in zip(spans[::2], spans[1::2], strict=True)]
-        with receiving(extra):
+        with Receiving(extra):
             try:
                 _, value, classes = pickle.loads(self._view[self._start : end], buffers=buffers)
             except Exception as error:

@@ -18,8 +18,8 @@ from typing import Any, ClassVar, NamedTuple
 
 import cloudpickle
 import numpy as np
-import numpy.typing as npt
 
+from agnoload.backend import registry
 from agnoload.errors import CALLED, add_note
 from agnoload.memory import NUMPYS_OWN, PYTHONS_OWN
 from agnoload.system import free_in_forks
@@ -157,22 +157,9 @@ def _text_file(file: io.TextIOWrapper) -> Any:
     raise TypeError(f"an open file cannot be pickled: {file!r}")
 
 
-Packed = tuple[Callable[[npt.NDArray[Any]], Any], npt.NDArray[Any]]
-_packer: Callable[[Any], Packed | None] | None = None
-
-
-def set_packer(function: Callable[[Any], Packed | None] | None) -> None:
-    """Give the way in which other libraries' arrays travel: as a NumPy array, and what makes them again of it.
-
-    The function is called with whatever is pickled that is no builtin, and gives None for what is not its own.
-    """
-    global _packer
-    _packer = function
-
-
 def as_array(value: Any) -> Any:
     """Another library's array in the reduced form that pickle takes, NotImplemented for anything else."""
-    packed = None if _packer is None else _packer(value)
+    packed = registry.pack(value)
     return NotImplemented if packed is None else (packed[0], (packed[1],))
 
 

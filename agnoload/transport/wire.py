@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from agnoload.transport import pickling
-from agnoload.transport.arena import Arena, Slot, aligned_empty
+from agnoload.transport.arena import Arena, Slot
+from agnoload.transport.memory import aligned_empty
 
 _WRITABLE = pickle.PickleBuffer(bytearray(1))
 _READ_ONLY = pickle.PickleBuffer(b"\0")

@@ -63,7 +63,7 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     module = ModuleType("made_up")
     vars(module).update(Plain=Plain, Framed=Framed, Failing=Failing, number=3)
     monkeypatch.setitem(sys.modules, "made_up", module)
-    monkeypatch.setattr(registry, "_told", set())
+    monkeypatch.setattr(registry, "_warned", set())
     return module
 
 

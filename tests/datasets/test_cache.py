@@ -15,7 +15,7 @@ import pytest
 from agnoload import seeding
 from agnoload.datasets import ArrayDataset, CachedDataset, Dataset, find_caches, find_large_lists
 from agnoload.errors import AgnoloadError, AgnoloadWarning, OptionError
-from agnoload.transport.memory import SharedFile, receiving, sending
+from agnoload.transport.memory import Receiving, SharedFile, sending
 
 PAYLOAD = 3000
 
@@ -56,7 +56,7 @@ def as_worker_gets_it(thing):
     """What a worker makes of the payload and of duplicates of the descriptors."""
     with sending() as descriptors:
         payload = pickle.dumps(thing, 5)
-    with receiving([os.dup(fd) for fd in descriptors]):
+    with Receiving([os.dup(fd) for fd in descriptors]):
         return pickle.loads(payload)
 
 
@@ -316,7 +316,7 @@ def test_a_shared_file_does_not_pickle_on_its_own():
 
 def test_descriptors_that_nobody_asked_for_are_closed():
     fd = os.memfd_create("spare")
-    with receiving([fd]):
+    with Receiving([fd]):
         pass
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(fd)
@@ -327,7 +327,7 @@ def test_a_payload_in_two_parts_gives_two_files_over_one_memory():
     with sending() as descriptors:
         payloads = [pickle.dumps(file), pickle.dumps([file])]
     assert len(descriptors) == 1
-    with receiving([os.dup(descriptors[0])]):
+    with Receiving([os.dup(descriptors[0])]):
         one, (two,) = map(pickle.loads, payloads)
     one.bytes[0] = 5
     assert two.bytes[0] == 5

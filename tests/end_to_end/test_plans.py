@@ -22,7 +22,7 @@ from agnoload import (
     StateError,
     SubsetRandomSampler,
     WeightedRandomSampler,
-    ranks,
+    system,
 )
 
 
@@ -141,7 +141,7 @@ STEP = {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "4", "SLURM_PROCID": "2"}
 def test_slurm_counts_where_srun_has_started_the_process(monkeypatch, caplog, more, expected):
     for name, value in {"RANK": "", **STEP, **more}.items():
         monkeypatch.setenv(name, value)
-    ranks._say.cache_clear()
+    system._say.cache_clear()
     with caplog.at_level("INFO", "agnoload"):
         for _ in range(2):
             sampler = DistributedSampler(range(8), shuffle=False)

@@ -60,7 +60,7 @@ def workers() -> list[psutil.Process]:
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
             line = " ".join(process.cmdline())
-            serves = "pools.server import" in line or "resource_tracker import" in line
+            serves = "server import" in line or "resource_tracker import" in line
             template = process.name() == launcher.SERVER.decode()  # it lives as long as its loader
             if not template and (process.ppid() != os.getpid() or not serves):
                 found.append(process)

@@ -542,7 +542,7 @@ def test_counts_in_a_state_that_are_none_are_refused(counts) -> None:
 
 
 def test_a_ceiling_lists_some_of_the_failed_and_carries_all() -> None:
-    error = Ceiling(0).count(3, Reply(0, extras={"failed": [Failure(n, "ValueError: x") for n in range(20)]}))
+    error = Ceiling(0).count(3, Reply(0, failed=[Failure(n, "ValueError: x") for n in range(20)]))
     assert error is not None
     assert "indices 0, 1, 2, 3, 4, 5, 6, 7, ...;" in str(error)
     assert len(error.failed) == 20

@@ -113,7 +113,7 @@ def test_a_worker_can_be_driven_by_plain_pipes() -> None:
     (requests, requests_w), (replies, replies_w) = os.pipe(), os.pipe()
     worker = Worker(Start(0, 1, os.getpid(), -1, arena.fd, requests, replies_w), board, WorkerLogCapture(0))
     fetch = _Sum()
-    slots = [arena.take(), arena.take()]
+    slots = [arena.acquire(), arena.acquire()]
     for number, slot in enumerate(slots):
         data = Request(number, 0, number, np.arange(number + 3), 0).packed()
         assert data is not None

@@ -114,7 +114,7 @@ class Loader:
                 if portion.error is not None:
                     raise portion.error
                 next(one for one in asked if one[0] == request)[1] = portion.samples
-                plan.arrived(request, portion)
+                plan.arrived(request, portion.report, bool(portion.samples))
                 continue
             asked.remove(entry)
             plan.delivered(entry[0])  # as a loader does also of what holds nothing

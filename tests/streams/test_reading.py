@@ -222,12 +222,15 @@ def test_a_reader_can_be_asked_ahead_but_not_back(kit):
         reader.read(1, 0, 2)
 
 
-def test_behind_the_end_a_portion_is_empty(kit):
+def test_behind_the_end_a_chunk_is_empty(kit):
     reader = StreamReader(kit.Count(5), begin=lambda *key: None)
     for batch, samples, places in ((1, [3, 4], 2), (2, [], 0), (3, [], 0)):
-        portion = reader.read(batch, 0, 3)
-        assert (portion.samples, portion.end, portion.left, portion.places) == (samples, True, None, places)
-    assert not StreamReader(kit.Count(6), begin=lambda *key: None).read(1, 0, 3).end
+        chunk = reader.read(batch, 0, 3)
+        assert (
+            chunk.samples,
+            *chunk.report[:3],
+        ) == (samples, True, None, places)
+    assert not StreamReader(kit.Count(6), begin=lambda *key: None).read(1, 0, 3).report.end
 
 
 @pytest.mark.parametrize("workers", range(4))

@@ -47,7 +47,7 @@ def arena() -> Iterator[Arena]:
 
 def through(value: Any, arena: Arena, slot: Slot | None = None) -> Any:
     """Encoded on one side, decoded on the other."""
-    there = slot or Slots(arena.fd)[arena.take().number]
+    there = slot or Slots(arena.fd)[arena.acquire().number]
     return decode(encode(value, there), arena[there.number], arena)
 
 
@@ -170,7 +170,7 @@ TREES = st.recursive(
 def test_what_comes_out_is_what_went_in(tree: Any, copied: bool) -> None:
     arena = Arena(reserved=0, capacity=1)
     try:
-        slot = Slots(arena.fd)[arena.take().number]
+        slot = Slots(arena.fd)[arena.acquire().number]
         value = built(tree, slot)
         place = encode(value, slot)
         found = decode(place, arena[slot.number], None if copied else arena)
@@ -189,7 +189,7 @@ def test_what_comes_out_is_what_went_in(tree: Any, copied: bool) -> None:
 def test_a_slot_grows_under_what_it_holds(sizes: list[int], inside: bool) -> None:
     arena = Arena(reserved=0, capacity=1)
     try:
-        slot = Slots(arena.fd)[arena.take().number]
+        slot = Slots(arena.fd)[arena.acquire().number]
         empty = slot.empty if inside else np.empty
         batch = [empty((size,), np.uint8) for size in sizes]
         for number, array in enumerate(batch):
@@ -224,7 +224,7 @@ def test_a_dtype_of_an_extension_travels(arena: Arena) -> None:
 
 
 def test_arrays_that_lie_in_the_slot_are_not_copied(arena: Arena) -> None:
-    slot = Slots(arena.fd)[arena.take().number]
+    slot = Slots(arena.fd)[arena.acquire().number]
     first, second = slot.empty((100, 4), np.float32), slot.empty((100,), np.int64)
     used = slot.used
     place = encode({"x": first, "y": (second, first)}, slot)
@@ -234,7 +234,7 @@ def test_arrays_that_lie_in_the_slot_are_not_copied(arena: Arena) -> None:
 
 @pytest.mark.parametrize("layout", sorted(set(LAYOUTS) - {"Fortran"}))
 def test_a_view_of_an_array_in_the_slot_is_not_copied_and_keeps_its_strides(arena: Arena, layout: str) -> None:
-    slot = Slots(arena.fd)[arena.take().number]
+    slot = Slots(arena.fd)[arena.acquire().number]
     array = slot.empty((6, 5, 4), np.int32)
     array[...] = np.arange(120).reshape(6, 5, 4)
     used, view = slot.used, LAYOUTS[layout](array)
@@ -245,7 +245,7 @@ def test_a_view_of_an_array_in_the_slot_is_not_copied_and_keeps_its_strides(aren
 
 
 def test_an_array_from_elsewhere_is_copied_once(arena: Arena) -> None:
-    slot = Slots(arena.fd)[arena.take().number]
+    slot = Slots(arena.fd)[arena.acquire().number]
     batch = np.arange(100_000)
     place = encode([batch, batch], slot)
     assert place.offset == -(-batch.nbytes // 64) * 64
@@ -258,7 +258,7 @@ def test_fortran_order_survives_a_copy(arena: Arena) -> None:
 
 
 def test_decoded_arrays_are_aligned_views_of_the_slot(arena: Arena) -> None:
-    slot = Slots(arena.fd)[arena.take().number]
+    slot = Slots(arena.fd)[arena.acquire().number]
     a, b = through([np.zeros(3, np.uint8), np.zeros(5)], arena, slot)
     assert a.ctypes.data % 64 == b.ctypes.data % 64 == 0
     slot.bytes[:3] = 9
@@ -268,7 +268,7 @@ def test_decoded_arrays_are_aligned_views_of_the_slot(arena: Arena) -> None:
 
 
 def test_views_of_one_memory_still_share_it(arena: Arena) -> None:
-    slot = Slots(arena.fd)[arena.take().number]
+    slot = Slots(arena.fd)[arena.acquire().number]
     array = slot.empty((8,), np.int64)
     array[:] = 0
     left, right, whole = through([array[:5], array[3:], array], arena, slot)
@@ -348,16 +348,16 @@ def test_a_class_that_came_by_value_goes_back_by_name(arena: Arena, monkeypatch:
     os.close(fd)
     monkeypatch.setattr(pickling, "_names", {})
     value = [Local([np.arange(3)]), Local()]
-    by_value = encode(value, Slots(arena.fd)[arena.take().number])
+    by_value = encode(value, Slots(arena.fd)[arena.acquire().number])
     pickling.learn_classes(classes)
-    slot = Slots(arena.fd)[arena.take().number]
+    slot = Slots(arena.fd)[arena.acquire().number]
     by_name = encode(value, slot)
     assert by_name.nbytes < 300 < by_value.nbytes
     assert type(decode(by_name, arena[slot.number], arena)[0]) is Local
 
 
 def test_what_plain_pickle_refuses_costs_no_second_copy_of_the_arrays(arena: Arena) -> None:
-    slot = Slots(arena.fd)[arena.take().number]
+    slot = Slots(arena.fd)[arena.acquire().number]
     place = encode([np.zeros(1000), lambda: 1], slot)
     assert place.offset == 8000
 

@@ -1,0 +1,67 @@
+"""How the samples of a stream are numbered: what the plan of an epoch and the readers of the stream must agree on."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from agnoload.errors import OptionError
+from agnoload.streams.base import FilteredStream, all_parts_of, lanes_of, parts_of
+from agnoload.streams.cursor import CursorStream, is_stream, num_shards_of
+from agnoload.streams.ranks import split_of
+from agnoload.system import rank_and_world
+from agnoload.validate import brief
+
+
+class Layout(NamedTuple):
+    """How the samples of a stream are numbered."""
+
+    lanes: int
+    """Into how many lanes its shards are laid; 0 for a stream without shards."""
+    first: int
+    """Without lanes: the position of the first sample, and the distance to the next one."""
+    stride: int
+    rank: int
+    shards: int | None
+    """How many shards there are."""
+    share: tuple[int, int] | None
+    """Rank and number of ranks where a saved state is good for one rank only; None where it is good for all."""
+    shared: bool
+    """Whether each reader's samples are its own: the stream says so by `shared_source`."""
+    compared: str
+    """The streams in it, by name, of which several readers could see different samples: those with user code."""
+
+
+def layout_of(stream: Any, rank: int | None = None) -> Layout:
+    """The layout of a stream; `rank` is that of this process, where the stream is not split."""
+    split = split_of(stream)
+    shards = num_shards_of(stream)
+    lanes = 0 if shards is None else max(1, min(lanes_of(stream), shards))
+    shared = not lanes and is_shared(stream)
+    users = [type(part).__name__ for part in all_parts_of(stream) if _is_users(part)]
+    more = shared, "" if lanes or shared else ", ".join(users)
+    if split is None:
+        return Layout(lanes, 0, 1, rank_and_world()[0] if rank is None else rank, shards, None, *more)
+    share = split.rank, split.world
+    if split.by_shards:
+        return Layout(lanes, 0, 1, split.rank, shards, share, *more)
+    return Layout(lanes, split.rank, split.world, 0, shards, None if split.outermost else share, *more)
+
+
+def is_shared(stream: Any) -> bool:
+    """Whether its items go to one reader each; OptionError if those of some parts do."""
+    parts = parts_of(stream)
+    if getattr(stream, "shared_source", False) or not parts:
+        return bool(getattr(stream, "shared_source", False))
+    shared = list(map(is_shared, parts))
+    if any(shared) and not all(shared):
+        raise OptionError(
+            f"shared_source must be true for all parts of {brief(stream)} or for none: every worker would deliver all "
+            f"of {brief(parts[shared.index(False)])}"
+        )
+    return all(shared)
+
+
+def _is_users(part: Any) -> bool:
+    """Whether the user's code says which samples come next."""
+    ours = getattr(type(part), "__iter__", None) is CursorStream.__iter__
+    return isinstance(part, FilteredStream) or (is_stream(part) and not ours)
