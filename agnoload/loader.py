@@ -54,7 +54,8 @@ from agnoload.iterator import PLACED_AHEAD, LoaderIterator, end_with_program
 from agnoload.messages import Reply, Request
 from agnoload.monitoring.auto import ENOUGH, Choice, adjusted, choose_for_stream, choose_workers
 from agnoload.monitoring.logs import WorkerLogRelay
-from agnoload.monitoring.stats import Benchmark, Recorder, Stats, Timeline, size_of
+from agnoload.monitoring.stats import Benchmark, Recorder, Stats, size_of
+from agnoload.monitoring.timeline import Timeline
 from agnoload.options import Options
 from agnoload.planning.epochs import EpochCounter
 from agnoload.planning.plan import BatchPlan, OrderPlan, Plan, StreamedPlan

@@ -405,9 +405,8 @@ class ProcessPool:
         if claimed in in_flight:
             flight = in_flight[claimed]
             if any(claimed_by(other) == claimed for other in self._crew.processes):
-                flight.slot = (
-                    self.arena.acquire()
-                )  # the other one, frozen when this was taken for lost, may still write
+                # The other one was frozen when this was taken for lost: it may still write into the old slot.
+                flight.slot = self.arena.acquire()
             return [flight]
         # It may have died between reading a ticket and claiming it. Take back what nobody has read, and give the living
         # time to claim what they have read; what nobody claims then was lost. It gets another slot, in case the system
