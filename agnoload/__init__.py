@@ -35,7 +35,8 @@ from agnoload.errors import (
 )
 from agnoload.fetching.error_policy import Retry
 from agnoload.loader import DataLoader
-from agnoload.monitoring.stats import Benchmark, Stats
+from agnoload.monitoring.benchmark import Benchmark
+from agnoload.monitoring.stats import Stats
 from agnoload.samplers import (
     BalancedBatchSampler,
     BatchSampler,

@@ -16,7 +16,7 @@ from agnoload.fetching.error_policy import Retry, check_max_failed, check_retry
 from agnoload.seeding import check_seed
 from agnoload.streams import is_stream
 from agnoload.system import method_of
-from agnoload.validate import flag, integer, number, positive, word
+from agnoload.validate import brief, flag, integer, name_of, number, positive, word
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +122,24 @@ class Options:
     def arguments(self) -> dict[str, Any]:
         """What a loader with the same options is built from."""
         return {each.name: getattr(self, each.name) for each in fields(self) if each.init}
+
+    def describe(self, workers: str, backend: str) -> list[str]:
+        """The options that matter to a reader, for a repr."""
+        words = [brief(self.dataset), f"batch_size={self.batch_size}"]
+        if self.batch_sampler is not None:
+            words[1] = f"batch_sampler={brief(self.batch_sampler)}"
+        if self.shuffle:
+            words.append("shuffle=True")
+        if self.sampler is not None:
+            words.append(f"sampler={brief(self.sampler)}")
+        words.append(workers)
+        if self.collate_fn is not None:
+            words.append(f"collate_fn={name_of(self.collate_fn)}")
+        usual = {"worker_type": "process", "drop_last": False, "on_error": "raise"}
+        words += [f"{name}={getattr(self, name)!r}" for name in usual if getattr(self, name) != usual[name]]
+        if backend != "numpy":
+            words.append(f"backend={backend!r}")
+        return words if self.device is None else [*words, f"device={self.device!r}"]
 
     def warn(self) -> None:
         """One warning for each option that works, but probably not as the user expects."""

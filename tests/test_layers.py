@@ -30,7 +30,6 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 
 TO_GO = {
     ("planning.plan", "planning.stream_plan"),
-    ("datasets.base", "datasets.combine"),
     ("streams.base", "streams.group"),
     ("streams.base", "streams.ranks"),
     ("streams.base", "streams.shuffle"),

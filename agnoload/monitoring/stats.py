@@ -29,15 +29,15 @@ class Stats:
     """An account of what a loader has delivered so far, over all its epochs; made by `loader.stats()`, unchangeable.
 
     Times are in seconds. `seconds`: what `iter()` took, and from the first `next()` of an epoch to its last batch,
-    summed over epochs; the user's work on batches counts, the time between epochs does not. `wait_seconds`: what `iter()`
-    and `next()` took of it. `wait_first`: what they took until each worker's first batch, while workers start and import.
-    `wait_p50` ...: percentiles over the last 10,000 batches. `bytes`: of the arrays in the batches, before a backend
-    converts them. `busy`: the share of its time since its first batch began that each worker was loading; without
-    workers, that of the process that iterates. `num_failed`: how many samples were skipped or replaced, and `failed`:
-    index and error of the first 1,000 of them. `cache_hits`, `cache_misses`: of every `CachedDataset` inside.
-    `num_workers`: how many there are now, and `choice` why. `verdict`: one sentence on whether data is the bottleneck,
-    and what to do. `imported_apart`: packages that each worker imports for itself, since their import starts a thread or
-    leaves a file open, which processes must not share.
+    summed over epochs; the user's work on batches counts, the time between epochs does not. `wait_seconds`: what
+    `iter()` and `next()` took of it. `wait_first`: what they took until each worker's first batch, while workers
+    start and import. `wait_p50` ...: percentiles over the last 10,000 batches. `bytes`: of the arrays in the batches,
+    before a backend converts them. `busy`: the share of its time since its first batch began that each worker was
+    loading; without workers, that of the process that iterates. `num_failed`: how many samples were skipped or
+    replaced, and `failed`: index and error of the first 1,000 of them. `cache_hits`, `cache_misses`: of every
+    `CachedDataset` inside. `num_workers`: how many there are now, and `choice` why. `verdict`: one sentence on
+    whether data is the bottleneck, and what to do. `imported_apart`: packages that each worker imports for itself,
+    since their import starts a thread or leaves a file open, which processes must not share.
 
     >>> from agnoload import DataLoader
     >>> loader = DataLoader(range(10), 4)
@@ -85,40 +85,6 @@ class Stats:
         return "\n".join([*lines, self.verdict])
 
 
-class Benchmark(NamedTuple):
-    """What `loader.benchmark()` has measured; printed, it says so in three lines.
-
-    `loader`: batches a second of the loader by itself, after its first one; `ceiling`: batches a second when one batch
-    goes through the loader again and again, so that loading takes no time. `first_batch`: seconds until the first
-    batch, with the start of the workers. `batch_size`: samples a batch, on average. `verdict`: what `loader.stats()`
-    said of it.
-
-    >>> found = Benchmark(loader=50.0, ceiling=1000.0, first_batch=0.25, batch_size=32.0, verdict="add workers")
-    >>> found.advice
-    'a loop that spends 20 ms or more on a batch need not wait. add workers'
-    """
-
-    loader: float
-    ceiling: float
-    first_batch: float
-    batch_size: float
-    verdict: str
-
-    def __str__(self) -> str:
-        return (
-            f"the loader alone: {self.loader:,.1f} batches/s, {self.loader * self.batch_size:,.0f} samples/s, "
-            f"the first batch after {self.first_batch:.2f} s\n"
-            f"one batch again and again: {self.ceiling:,.1f} batches/s, the most that it can give\n{self.advice}"
-        )
-
-    @property
-    def advice(self) -> str:
-        """What to do with these numbers."""
-        if self.loader > 0.5 * self.ceiling:
-            return "loading takes little: the rest is a batch's way to the user, and larger batches make it cheaper"
-        return f"a loop that spends {1e3 / self.loader:.3g} ms or more on a batch need not wait. {self.verdict}"
-
-
 def _time(seconds: float) -> str:
     """A duration of any size, in three digits."""
     for unit, scale in (("s", 1), ("ms", 1e3)):
@@ -128,7 +94,7 @@ def _time(seconds: float) -> str:
 
 
 class Sums(NamedTuple):
-    """Totals since a loader was made, or the difference of two such: what a stretch of time has seen."""
+    """Totals since a loader was made."""
 
     batches: int
     seconds: float
@@ -139,9 +105,6 @@ class Sums(NamedTuple):
     """Seconds of work of all workers."""
     alive: float
     """Seconds in which workers could have worked, all of them together."""
-
-    def since(self, earlier: Sums) -> Sums:
-        return Sums(*(now - then for now, then in zip(self, earlier, strict=True)))  # type: ignore[arg-type]
 
     @property
     def share_waited(self) -> float:

@@ -25,7 +25,7 @@ from agnoload.messages import Failure, Request, StreamReport
 from agnoload.monitoring.logs import LogRecord, WarningRecord
 from agnoload.transport import pickling
 from agnoload.transport.arena import Slot
-from agnoload.transport.wire import Place
+from agnoload.transport.wire import EncodedSpan
 
 MAX_TICKETS = 512
 """Tickets under way at most; fewer where the system makes pipes small."""
@@ -90,8 +90,8 @@ class ReplyTicket(NamedTuple):
     finished: float
 
     @property
-    def place(self) -> Place:
-        return Place(*self[4:8])
+    def place(self) -> EncodedSpan:
+        return EncodedSpan(*self[4:8])
 
     def packed(self) -> bytes:
         return _REPLY.pack(*self)

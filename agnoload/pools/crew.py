@@ -44,7 +44,7 @@ class Crew:
         self._variables = variables
         self.payload = -1
         self._parent: ParentEnvironment | None = None
-        self._classes: dict[str, type] = {}  # those that go by value live as long as instances may come back
+        self._classes: list[type] = []  # those that go by value live as long as instances may come back
         self._descriptors: list[int] = []  # of shared files in the dataset, which stay theirs
         self._server: ForkServer | None = None
         self._poll = select.poll()
@@ -62,7 +62,7 @@ class Crew:
             parts = fetch.parts()
             with sending() as self._descriptors:
                 self._parent = parent_environment(self._variables, parts)
-                self.payload, self._classes = pack(fetch, self._parent, parts, self.method)
+                self.payload, self._classes, self._parent.modules = pack(fetch, self._parent, parts, self.method)
             self.fetch = None
         if self.method == "forkserver" and self._parent is not None:
             self.preload = preload(self._parent)

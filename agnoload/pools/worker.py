@@ -37,7 +37,6 @@ from agnoload.pools.status import DUMP_SIGNAL, Stage, WorkerStatusBoard
 from agnoload.protocols import ClosableFetch
 from agnoload.transport.arena import Slot, Slots
 from agnoload.transport.payload import Payload
-from agnoload.transport.pickling import inherit_classes
 from agnoload.transport.remote_errors import describe
 from agnoload.transport.wire import encode
 
@@ -79,7 +78,6 @@ def main(start: Start, extra: list[int], inherited: Any = None) -> None:
             mute_signals(handled_signals(), (signal.SIGTERM,))  # the user's handler, inherited, must not answer ours
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM, DUMP_SIGNAL})
             logs.install(None)
-            inherit_classes()
 
             def read() -> Any:
                 return inherited

@@ -181,15 +181,17 @@ def test_clear_forgets_in_all_workers_and_gives_the_memory_back(slow):
 def test_a_sample_read_while_the_cache_is_cleared_is_thrown_away(slow):
     cached = CachedDataset(slow, 1 << 20)
     visit(cached, range(3))
-    whole = cached._copy_record
+    shared = cached._shared
 
-    def copied_in_the_middle_of_a_clear(place, generation):
-        record = whole(place, generation)
-        cached.clear()
-        record[...] = 255
-        return record
+    class ClearedBeforeTheCopy:
+        @property
+        def bytes(self):
+            cached._shared = shared
+            cached.clear()
+            shared.bytes[cached._start :] = 255
+            return shared.bytes
 
-    cached._copy_record = copied_in_the_middle_of_a_clear
+    cached._shared = ClearedBeforeTheCopy()
     assert cached[1]["n"] == 1
     assert slow.loads() == 4
 

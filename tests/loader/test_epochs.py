@@ -60,7 +60,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 def nothing_under_way(pool: Any) -> bool:
     """Whether all that was asked for has been answered; the pool's own thread is ours."""
     pool._wait(0)
-    return not pool._flights
+    return not pool._in_flight
 
 
 def test_c32_no_more_is_loaded_ahead_than_workers_times_factor(tmp_path: Path) -> None:
