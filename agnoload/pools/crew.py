@@ -39,8 +39,7 @@ class Crew:
         self.digest: Digest | None = None
         self.fetch: WorkerFetch | None = fetch
         """What forked workers inherit; None once no worker can be started any more."""
-        self.method = method_of(context)
-        self._context = self.method if context is None else context
+        self._context = method_of(context) if context is None else context
         self._variables = variables
         self.payload = -1
         self._parent: ParentEnvironment | None = None
@@ -56,19 +55,20 @@ class Crew:
         fetch = self.fetch
         assert fetch is not None
         self._poll.register(replies, select.POLLIN)
-        if self.method == "fork":
+        method = method_of(self._context)
+        if method == "fork":
             diagnose.warn_about_fork()
         else:
             parts = fetch.parts()
             with sending() as self._descriptors:
                 self._parent = parent_environment(self._variables, parts)
-                self.payload, self._classes, self._parent.modules = pack(fetch, self._parent, parts, self.method)
+                self.payload, self._classes, self._parent.modules = pack(fetch, self._parent, parts, method)
             self.fetch = None
-        if self.method == "forkserver" and self._parent is not None:
+        if method == "forkserver" and self._parent is not None:
             self.preload = preload(self._parent)
             self._server = self.preload.server(self._parent)
         if reuse:
-            with suppress(Exception) if self.method == "fork" else nullcontext():  # a fork may hold what cannot pickle
+            with suppress(Exception) if method == "fork" else nullcontext():  # a fork may hold what cannot pickle
                 self.digest = self._digest_of(fetch)
 
     def runs(self, fetch: WorkerFetch) -> bool:

@@ -248,7 +248,7 @@ class ProcessPool:
     # ------------------------------------------------------------------------------------------------ sending
 
     def _write(self, request: Request, slot: Slot) -> RequestTicket:
-        return write_request(request, slot, scripts=self._crew.method != "fork")
+        return write_request(request, slot, scripts=self._crew.payload >= 0)
 
     def _start(self, worker: int) -> None:
         self._board.clear(worker)
