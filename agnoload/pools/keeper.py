@@ -59,7 +59,7 @@ class PoolKeeper:
 
     def prepare(self) -> None:
         """Start the fork server if it will be needed: it gets ready while the program does other things."""
-        if self._options.worker_type == "process":
+        if self._options.num_workers and self._options.worker_type == "process":
             start_server(self, self._options.multiprocessing_context)
 
     def open(self, fetch: Any, workers: int) -> tuple[Pool, Release | None]:

@@ -50,7 +50,7 @@ def test_records_reach_the_handlers_tagged_in_the_order_of_the_batches(method, c
         assert (record.name, record.levelname, record.funcName, record.shape) == ("user.data", "WARNING", "say", (2, 3))
         assert record.processName == f"agnoload-worker-{record.worker}"
         assert record.process != logging.makeLogRecord({}).process
-        assert record.pathname.endswith("test_said.py")
+        assert record.pathname.endswith("test_logs.py")
 
 
 @pytest.mark.parametrize("method", METHODS)
