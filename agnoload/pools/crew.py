@@ -9,12 +9,11 @@ import signal
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext, suppress
-from dataclasses import replace
 from typing import Any
 
 from agnoload.messages import Start
 from agnoload.pools import diagnose
-from agnoload.pools.environment import ParentEnvironment, handled_signals, parent_environment
+from agnoload.pools.environment import handled_signals, parent_environment
 from agnoload.pools.launcher import ForkServer, Preload, Process, interrupts_held, preload, start_process
 from agnoload.pools.worker import WorkerFetch
 from agnoload.system import method_of
@@ -31,18 +30,17 @@ LONGEST_WAIT = 1e6
 class Crew:
     """Starts, watches and ends the workers that run `fetch`."""
 
-    def __init__(self, fetch: WorkerFetch, context: Any, variables: Mapping[str, str]) -> None:
+    def __init__(self, fetch: WorkerFetch, context: Any, variables: Mapping[str, str], preload: Preload | None) -> None:
         self.owner = os.getpid()
         self.kills_before = diagnose.oom_kills()
         self.processes: dict[int, Process] = {}
-        self.preload: Preload | None = None
+        self.preload = preload
         self.digest: Digest | None = None
         self.fetch: WorkerFetch | None = fetch
         """What forked workers inherit; None once no worker can be started any more."""
-        self._context = method_of(context) if context is None else context
+        self._method = method_of(context)
         self._variables = variables
         self.payload = -1
-        self._parent: ParentEnvironment | None = None
         self._classes: list[type] = []  # those that go by value live as long as instances may come back
         self._descriptors: list[int] = []  # of shared files in the dataset, which stay theirs
         self._server: ForkServer | None = None
@@ -55,20 +53,19 @@ class Crew:
         fetch = self.fetch
         assert fetch is not None
         self._poll.register(replies, select.POLLIN)
-        method = method_of(self._context)
-        if method == "fork":
+        if self._method == "fork":
             diagnose.warn_about_fork()
         else:
             parts = fetch.parts()
+            parent = parent_environment(self._variables, parts)
             with sending() as self._descriptors:
-                self._parent = parent_environment(self._variables, parts)
-                self.payload, self._classes, self._parent.modules = pack(fetch, self._parent, parts, method)
+                self.payload, self._classes, modules = pack(fetch, parent, parts, self._method)
             self.fetch = None
-        if method == "forkserver" and self._parent is not None:
-            self.preload = preload(self._parent)
-            self._server = self.preload.server(self._parent)
+            if self._method == "forkserver":
+                self.preload = preload(parent.imports, modules, self.preload)
+                self._server = self.preload.server()
         if reuse:
-            with suppress(Exception) if method == "fork" else nullcontext():  # a fork may hold what cannot pickle
+            with suppress(Exception) if self._method == "fork" else nullcontext():  # a fork may hold what cannot pickle
                 self.digest = self._digest_of(fetch)
 
     def runs(self, fetch: WorkerFetch) -> bool:
@@ -77,15 +74,14 @@ class Crew:
 
     def _digest_of(self, fetch: WorkerFetch) -> Digest:
         parts = fetch.parts()
-        return digest((replace(parent_environment(self._variables, parts), logs=None), fetch), parts)
+        return digest((parent_environment(self._variables, parts)._replace(logs=None), fetch), parts)
 
     def start(self, start: Start) -> None:
         if self.preload is not None and not (self._server and self._server.running()):  # somebody has ended it
-            assert self._parent is not None
-            self._server = self.preload.server(self._parent)
+            self._server = self.preload.server()
         # A signal handler that raises between the start and the next lines would lose a process that nobody ends.
         with interrupts_held():
-            process = start_process(self._context, start, self._descriptors, self.fetch, self._server)
+            process = start_process(self._method, start, self._descriptors, self.fetch, self._server)
             self.processes[start.worker] = process
             self._poll.register(process.sentinel, select.POLLIN)
 

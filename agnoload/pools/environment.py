@@ -14,8 +14,7 @@ import pickle
 import signal
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,48 +31,58 @@ GROUP_SIGNALS = (signal.SIGHUP, signal.SIGQUIT, signal.SIGALRM, signal.SIGTERM, 
 """Signals that a terminal or a scheduler sends to all processes of a program, besides SIGINT."""
 
 
-@dataclass
-class ParentEnvironment:
-    """Settings of the parent, as plain values that any process can unpickle."""
+class ImportEnvironment(NamedTuple):
+    """What must be in place before a process imports the user's modules."""
 
     path: list[str]
     argv: list[str]
     environ: dict[str, str]
     directory: str
-    logs: LogSettings | None
     errstate: Any
     decimal: decimal.Context
     locale: str
+
+
+class ParentEnvironment(NamedTuple):
+    """All settings of the parent that a worker takes over, as plain values."""
+
+    imports: ImportEnvironment
+    logs: LogSettings | None
     frameworks: bytes
     """Pickled functions that give frameworks the parent's settings; unpickling them imports the frameworks."""
     values: Values
-    """Plain values in the user's modules, to be compared with those that the worker's own imports have."""
+    """Plain values in the user's modules; the worker compares them with those that its own imports have."""
     signals: dict[int, bool]
     """What `handled_signals` says."""
-    modules: list[str] = field(default_factory=list)
-    """The modules that the payload will import; packing the payload finds them."""
 
 
-def parent_environment(variables: Mapping[str, str], parts: Mapping[str, Any]) -> ParentEnvironment:
-    """This process's settings; `parts` are the user's objects that the worker will run."""
+def import_environment(variables: Mapping[str, str]) -> ImportEnvironment:
+    """This process's settings; `variables` are more for `os.environ`."""
     context = decimal.getcontext().copy()
     context.clear_flags()
-    return ParentEnvironment(
+    return ImportEnvironment(
         path=search_path(),
         argv=list(sys.argv),
         environ={**os.environ, **THREADS, **variables},
         directory=directory(),
-        logs=log_settings(),
         errstate=np.geterr(),
         decimal=context,
         locale=locale.setlocale(locale.LC_ALL),
+    )
+
+
+def parent_environment(variables: Mapping[str, str], parts: Mapping[str, Any]) -> ParentEnvironment:
+    """This process's settings; `parts` are the user's objects that the worker will run."""
+    return ParentEnvironment(
+        imports=import_environment(variables),
+        logs=log_settings(),
         frameworks=pickle.dumps(registry.framework_settings()),
         values=plain_values(parts),
         signals=handled_signals(),
     )
 
 
-def apply_environment(parent: ParentEnvironment) -> None:
+def apply_environment(parent: ImportEnvironment) -> None:
     """Put the parent's settings in place; those of a fork server are as old as the server."""
     sys.path[:] = parent.path
     sys.argv[:] = parent.argv

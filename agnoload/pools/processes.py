@@ -69,6 +69,7 @@ class ProcessPool:
         fence: Fence | None = None,
         environment: Mapping[str, str] | None = None,
         listen: Callable[[Sequence[LogRecord | WarningRecord]], None] | None = None,
+        preload: Preload | None = None,
     ) -> None:
         check_reading()
         for needed, there in (("/proc", os.path.isdir("/proc/self/fd")), ("memfd", hasattr(os, "memfd_create"))):
@@ -87,7 +88,7 @@ class ProcessPool:
         self._fatal: BaseException | None = None
         self._warned = self._closed = False
         self._inside = threading.RLock()
-        self._crew = Crew(fetch, context, environment or {})
+        self._crew = Crew(fetch, context, environment or {}, preload)
         self._channel = Channel(workers, owned)
         with standard_streams():
             self.arena = Arena(1 + workers, window + workers + 1, attach, fence)

@@ -32,7 +32,13 @@ from agnoload.pools.channel import (
     next_ticket,
     read_request,
 )
-from agnoload.pools.environment import GROUP_SIGNALS, apply_environment, handled_signals, mute_signals
+from agnoload.pools.environment import (
+    GROUP_SIGNALS,
+    ParentEnvironment,
+    apply_environment,
+    handled_signals,
+    mute_signals,
+)
 from agnoload.pools.status import DUMP_SIGNAL, Stage, WorkerStatusBoard
 from agnoload.protocols import ClosableFetch
 from agnoload.transport.arena import Slot, Slots
@@ -65,8 +71,8 @@ def main(start: Start, extra: list[int], inherited: Any = None) -> None:
             _keep_descriptors()
             payload = Payload(start.payload)
             os.close(start.payload)
-            parent = payload.surroundings
-            apply_environment(parent)
+            parent: ParentEnvironment = payload.surroundings
+            apply_environment(parent.imports)
             # Modules that a template imported ahead of us may have set handlers up: those stay.
             free = [number for number in GROUP_SIGNALS if signal.getsignal(number) is signal.SIG_DFL]
             mute_signals(parent.signals, free)
