@@ -105,6 +105,8 @@ class Sums(NamedTuple):
     """Seconds of work of all workers."""
     alive: float
     """Seconds in which workers could have worked, all of them together."""
+    samples: int = 0
+    nbytes: int = 0
 
     @property
     def share_waited(self) -> float:
@@ -140,7 +142,6 @@ class Recorder:
         """Of replies: the worker, where it ended before, when it took this up and when it ended."""
         self._given: list[tuple[float, float, float, int, int]] = []
         """Of batches: when the one before was given out, when it was asked for and given out, its samples and bytes."""
-        self._samples = self._bytes = 0
         self._sums = Sums(0, 0.0, 0.0, 0.0, 0.0, 0.0)
         self._first = 0.0
         self._renewed = False
@@ -204,19 +205,18 @@ class Recorder:
         work, self._work = self._work, []
         if work:
             self._count_work(work)
-        seconds = waited = 0.0
         if given:
             since, began, now, samples, nbytes = zip(*given, strict=True)
             waits = np.subtract(now, began)
             self._waits = np.concatenate([self._waits, waits])[-KEPT_WAITS:]
-            seconds, waited = float(np.subtract(now, since).sum()), float(waits.sum())
-            self._samples += sum(samples)
-            self._bytes += sum(nbytes)
-        old = self._sums
-        self._sums = Sums(
-            old.batches + len(given), old.seconds + seconds, old.waited + waited, self._first,
-            float(self._loading.sum()), float(self._alive.sum()),
-        )  # fmt: skip
+            seconds = float(np.subtract(now, since).sum())
+            old = self._sums
+            self._sums = old._replace(
+                batches=old.batches + len(given), seconds=old.seconds + seconds, waited=old.waited + float(waits.sum()),
+                samples=old.samples + sum(samples), nbytes=old.nbytes + sum(nbytes),
+            )  # fmt: skip
+        loading, alive = float(self._loading.sum()), float(self._alive.sum())
+        self._sums = self._sums._replace(first=self._first, loading=loading, alive=alive)
         return self._sums
 
     def _count_work(self, work: list[tuple[int, float, float, float]]) -> None:
@@ -233,7 +233,7 @@ class Recorder:
         busy = np.minimum(self._loading / np.maximum(self._alive, 1e-9), 1.0).tolist()
         once = self._epochs == 1 or self._first_epoch > sums.first / 2
         return Stats(
-            sums.batches, self._samples, self._bytes, sums.seconds, sums.waited, sums.first, p50, p95, p99, tuple(busy),
+            sums.batches, sums.samples, sums.nbytes, sums.seconds, sums.waited, sums.first, p50, p95, p99, tuple(busy),
             self._num_failed, tuple(self._failed), sum(cache.hits for cache in caches),
             sum(cache.misses for cache in caches), workers, choice,
             verdict(sums, workers, cores, self._num_failed, self._renewed, once),

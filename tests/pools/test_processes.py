@@ -174,13 +174,6 @@ def test_slots_of_batches_that_were_dropped_together_are_given_back_to_the_syste
     assert pool.arena.nbytes() < 5 * MIB
 
 
-def test_a_batch_outlives_its_pool() -> None:
-    pool = make()
-    batch = answer(pool, filled(7))
-    pool.close()
-    assert (batch == 7).all()
-
-
 def test_an_error_lends_nothing(pool: ProcessPool) -> None:
     def fail(empty: Any) -> None:
         empty((1000,), np.uint8)
