@@ -47,7 +47,7 @@ from agnoload.iterator import PLACED_AHEAD, Account, LoaderIterator, Supply, end
 from agnoload.messages import Request
 from agnoload.monitoring.auto import Choice, choose_for_dataset, choose_for_stream
 from agnoload.monitoring.benchmark import Benchmark, RepeatedFetch, run_benchmark
-from agnoload.monitoring.logs import Journal
+from agnoload.monitoring.logs import WorkerLogRelay
 from agnoload.monitoring.stats import Recorder, Stats
 from agnoload.options import Option, Options
 from agnoload.planning.epochs import EpochCounter
@@ -171,7 +171,7 @@ class DataLoader(Generic[BatchT]):
         self._starting = threading.RLock()
         self._closings = 0
         self._recorder = Recorder()
-        self._journal = Journal()
+        self._journal = WorkerLogRelay()
         ahead = PLACED_AHEAD if self._device is not None else 0
         self._keeper = PoolKeeper(self._options, self._backend, ahead, self._journal.replay, self._say)
         self._keeper.prepare()
