@@ -29,14 +29,10 @@ from typing import Any
 
 from agnoload.errors import AgnoloadError, warn
 from agnoload.messages import Start
-from agnoload.pools.worker import GROUP_SIGNALS, die_with, end_with, main
+from agnoload.pools.environment import GROUP_SIGNALS, THREADS, directory, search_path
+from agnoload.pools.worker import die_with, end_with, main
 from agnoload.system import resident
 from agnoload.transport.memory import anonymous_file
-
-THREADS = dict.fromkeys(
-    ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1"
-)
-"""What workers have in their environment before NumPy loads: the workers themselves are the parallelism."""
 
 REPORT = struct.Struct("<2q")
 """What a server reports of a process that it has forked: its pid (minus an errno if the fork failed) and 0; later its
@@ -150,19 +146,6 @@ def standard_streams() -> Iterator[None]:
     finally:
         for fd in taken:
             os.close(fd)
-
-
-def directory() -> str:
-    """The working directory; the root where it has been removed."""
-    try:
-        return os.getcwd()
-    except OSError:
-        return "/"
-
-
-def search_path() -> list[str]:
-    """`sys.path` for another process, wherever that one works."""
-    return [str(entry) or directory() for entry in sys.path if isinstance(entry, str)]  # as the import system does
 
 
 def _python(function: str, arguments: tuple[Any, ...], fds: Iterable[int]) -> subprocess.Popen[bytes]:

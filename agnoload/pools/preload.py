@@ -9,8 +9,6 @@ files.
 from __future__ import annotations
 
 import contextlib
-import decimal
-import locale
 import os
 import pickle
 import sys
@@ -19,12 +17,11 @@ import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-import numpy as np
-
 from agnoload.backend import registry
 from agnoload.inspect import modules_of
 from agnoload.pools import worker
-from agnoload.pools.launcher import THREADS, ForkServer, directory, interrupts_held, search_path, standard_streams
+from agnoload.pools.environment import ImportEnvironment, import_environment
+from agnoload.pools.launcher import ForkServer, interrupts_held, standard_streams
 from agnoload.system import method_of
 from agnoload.transport import spawning
 from agnoload.transport.payload import is_importable
@@ -36,25 +33,10 @@ _apart: set[str] = set()
 """Packages whose import starts a thread, leaves a file open or ends a process: never shared, as long as we live."""
 
 
-def import_environment(environment: Mapping[str, str]) -> dict[str, Any]:
-    """What another process must look like before it imports the user's modules, for `worker.settle`."""
-    context = decimal.getcontext().copy()
-    context.clear_flags()
-    return {
-        "path": search_path(),
-        "argv": list(sys.argv),
-        "environ": {**os.environ, **THREADS, **environment},
-        "directory": directory(),
-        "errstate": np.geterr(),
-        "decimal": context,
-        "locale": locale.setlocale(locale.LC_ALL),
-    }
-
-
 class Preload:
     """The modules that workers of like loaders need, and the server that has them loaded."""
 
-    def __init__(self, around: dict[str, Any], where: bytes) -> None:
+    def __init__(self, around: ImportEnvironment, where: bytes) -> None:
         self.where = where
         self._around = around
         self._backends = [(plugin.framework, plugin.target.partition(":")[0]) for plugin in registry.plugin_table()]
@@ -118,11 +100,11 @@ _warming = threading.RLock()
 """Held while somebody waits for imports."""
 
 
-def preload(around: dict[str, Any], modules: Iterable[str], given: Preload | None = None) -> Preload:
+def preload(around: ImportEnvironment, modules: Iterable[str], given: Preload | None = None) -> Preload:
     """What imports these modules for workers: what was given, if its surroundings are still those of the program, else
     one for all loaders that need the same packages and live at once."""
     modules = [*modules, *spawning.modules()]
-    where = pickle.dumps((around["path"], around["environ"]))
+    where = pickle.dumps((around.path, around.environ))
     with _guard:
         if given is None or given.where != where:
             given = _preloads.setdefault((where, frozenset(map(_top, modules)) - _OURS), Preload(around, where))
@@ -169,7 +151,7 @@ def start_server(user: Any, context: Any, environment: Mapping[str, str], parts:
     with contextlib.suppress(OSError, AttributeError):  # whoever needs it will say what is missing
         with standard_streams():
             around = import_environment(environment)
-            names = [name for name in modules_of(parts) if is_importable(name, tuple(around["path"]))]
+            names = [name for name in modules_of(parts) if is_importable(name, tuple(around.path))]
             found = preload(around, names)
             found.begin()
         weakref.finalize(user, _end_unused)

@@ -27,8 +27,9 @@ from collections.abc import Iterator
 from typing import NoReturn
 
 from agnoload.messages import Start
+from agnoload.pools.environment import apply_environment
 from agnoload.pools.launcher import HELD, READY, REPORT, SERVER, TEMPLATE
-from agnoload.pools.worker import NoPools, die_with, end_with, main, settle
+from agnoload.pools.worker import NoPools, die_with, end_with, main
 
 _FDS = 253  # the most that a message can bring
 RARELY = (1_000_000, 10, 10)
@@ -142,7 +143,7 @@ def _become_template(server: int, file: int, link: int) -> NoReturn:
         die_with(server, SERVER)
         with open(file, "rb") as given:
             around, modules, backends = pickle.load(given)
-        settle(around)
+        apply_environment(around)
         before = gc.get_threshold()
         gc.set_threshold(*RARELY)
         for name in itertools.chain(modules, _modules_of(backends)):  # the second once the first are there
