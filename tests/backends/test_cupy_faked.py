@@ -21,7 +21,7 @@ from agnoload.testing.backends import check_backend
 
 
 class FakeArray:
-    """Stands for `cupy.ndarray`: it is filled when its stream runs."""
+    """A fake `cupy.ndarray`, filled when its stream runs."""
 
     def __init__(self, shape: Any, dtype: Any) -> None:
         self.array = np.full(shape, 1, dtype)

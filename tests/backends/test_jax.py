@@ -69,7 +69,7 @@ def test_an_aligned_array_is_shared(backend: Any, dtype: str) -> None:
 
 @pytest.fixture
 def quick() -> Iterator[Any]:
-    """What takes arrays, made anew, and once more afterwards."""
+    """What takes arrays, built again, and once more afterwards."""
     from agnoload_jax.arrays import _taker
 
     _taker.cache_clear()

@@ -311,7 +311,7 @@ made: list[FakeEvent] = []
 
 
 class FakeCuda:
-    """Stands for `torch.cuda`: it records the order of what is asked, and runs nothing."""
+    """A fake `torch.cuda`: it records the order of calls, and runs nothing."""
 
     def __init__(self) -> None:
         self.log: list[Any] = []
