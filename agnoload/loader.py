@@ -41,13 +41,13 @@ from agnoload.backend.base import Backend
 from agnoload.datasets import find_caches
 from agnoload.errors import CALLED, LoaderClosed, WarnOnce
 from agnoload.fetching.error_policy import ErrorPolicy, FailureBudget, ReplacementKeys
-from agnoload.fetching.fetch import Fetcher, WorkerSetup
-from agnoload.fetching.stream_source import StreamSetup
+from agnoload.fetching.fetch import Fetcher
+from agnoload.fetching.stream_source import StreamSetup, WorkerSetup
 from agnoload.iterator import PLACED_AHEAD, Account, LoaderIterator, Supply, end_with_program
 from agnoload.messages import Request
 from agnoload.monitoring.auto import Choice, choose_for_dataset, choose_for_stream
 from agnoload.monitoring.benchmark import Benchmark, RepeatedFetch, run_benchmark
-from agnoload.monitoring.logs import Journal
+from agnoload.monitoring.logs import WorkerLogRelay
 from agnoload.monitoring.stats import Recorder, Stats
 from agnoload.options import Option, Options
 from agnoload.planning.epochs import EpochCounter
@@ -171,7 +171,7 @@ class DataLoader(Generic[BatchT]):
         self._starting = threading.RLock()
         self._closings = 0
         self._recorder = Recorder()
-        self._journal = Journal()
+        self._journal = WorkerLogRelay()
         ahead = PLACED_AHEAD if self._device is not None else 0
         self._keeper = PoolKeeper(self._options, self._backend, ahead, self._journal.replay, self._say)
         self._keeper.prepare()
@@ -333,8 +333,8 @@ class DataLoader(Generic[BatchT]):
             self._worker_seed = self.seed if plan is None else plan.seed
         stream = None
         if isinstance(plan, StreamPlan):
-            splits, resumed = planner.init_splits, plan.epoch if plan.resumed else -1
-            stream = StreamSetup(workers, planner.rank, options.drop_last, splits, resumed, plan.reader_start)
+            resumed, splits = plan.epoch if plan.resumed else -1, planner.init_splits
+            stream = StreamSetup(options.drop_last, splits, resumed, plan.reader_start)
         kind: Any = options.worker_type if workers else "inline"
         ranks, init = (planner.rank, planner.world_size), options.worker_init_fn
         replaces = planner.has_random_access and options.on_error not in ("raise", "skip")

@@ -391,7 +391,7 @@ def fill_value(value: Any, dtype: np.dtype[Any]) -> Array:
         with np.errstate(all="ignore"):
             fill[...] = value
             exact = dtype.kind not in "iubSU" or bool(fill == value)
-            kept = exact and (dtype.kind != "f" or bool(np.isfinite(fill) == np.isfinite(value)))
+            kept = exact and (dtype.kind not in "fc" or bool(np.isfinite(fill) == np.isfinite(value)))
     except (TypeError, ValueError, OverflowError):
         kept = False
     if not kept:

@@ -215,7 +215,7 @@ def test_a_doubtful_option_gives_one_warning(options: dict[str, Any], message: s
 
 
 def test_nothing_starts_before_the_loader_is_iterated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agnoload.pools.processes.start_process", lambda *_: pytest.fail("a process was started"))
+    monkeypatch.setattr("agnoload.pools.crew.start_process", lambda *_: pytest.fail("a process was started"))
     loader = DataLoader(DATA, 2, num_workers=2, persistent_workers=True)
     assert len(loader) == 5
     loader.close()
