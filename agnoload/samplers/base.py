@@ -16,7 +16,7 @@ import numpy.typing as npt
 from agnoload.errors import OptionError
 from agnoload.samplers.order import BatchOrder, Order
 from agnoload.seeding import check_seed, draw_from, draw_seed
-from agnoload.validate import counted
+from agnoload.validate import array_of, counted
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -214,7 +214,7 @@ def is_sampler(thing: Any) -> bool:
 
 def vector(name: str, values: Any) -> npt.NDArray[Any]:
     """A list, array, tensor or column as a NumPy array of one dimension, without a copy where possible."""
-    array = np.asarray(values)
+    array = array_of(name, values)
     if array.ndim != 1:
         raise OptionError(f"{name} must have one dimension, got an array of shape {array.shape}")
     return array

@@ -66,7 +66,10 @@ def _distinct(array: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[An
             present = counts > 0
             codes = (np.cumsum(present) - 1).astype(_code_type(int(present.sum())))[shifted]
             return (np.flatnonzero(present) + low).astype(array.dtype), codes, counts[present]
-    names, codes, counts = np.unique(array, return_inverse=True, return_counts=True)
+    try:
+        names, codes, counts = np.unique(array, return_inverse=True, return_counts=True)
+    except TypeError as error:
+        raise OptionError(f"labels must be of one type that can be sorted, such as ints or texts: {error}") from None
     return names, codes.reshape(-1).astype(_code_type(len(names)), copy=False), counts
 
 
