@@ -46,11 +46,12 @@ from agnoload._types import (
 )
 from agnoload.backend import registry
 from agnoload.backend.base import Backend
-from agnoload.datasets import find_caches, find_large_lists
+from agnoload.datasets import find_caches
 from agnoload.errors import CALLED, DatasetNotPicklable, LoaderClosed, OptionError, StateError, warn
 from agnoload.fetching.error_policy import Ceiling
 from agnoload.fetching.fetch import Fetcher
-from agnoload.global_rng import Watch
+from agnoload.global_rng import GlobalRngMonitor
+from agnoload.inspect import find_large_lists
 from agnoload.iterator import PLACED_AHEAD, LoaderIterator, end_with_program
 from agnoload.messages import Reply, Request
 from agnoload.monitoring.auto import ENOUGH, Choice, adjusted, choose_for_stream, choose_workers
@@ -1008,12 +1009,12 @@ class _Watched:
     def __init__(self, pool: Pool, say: Callable[[str], None]) -> None:
         self._pool = pool
         self._say = say
-        self._watch: Watch | None = None
+        self._watch: GlobalRngMonitor | None = None
         self._told = False
 
     def submit(self, request: Request) -> None:
         if self._watch is None and not self._told:
-            self._watch = Watch()
+            self._watch = GlobalRngMonitor()
         self._pool.submit(request)
 
     def receive(self, timeout: float | None = None) -> Reply:

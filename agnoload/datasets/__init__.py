@@ -7,9 +7,8 @@ that all workers share. `inspect`: a look into datasets for what a loader wants 
 
 from agnoload.datasets.arrays import ArrayDataset, TensorDataset
 from agnoload.datasets.base import Batch, Dataset, MappedDataset, gather_of, getitems_of, refuse_table
-from agnoload.datasets.cache import CachedDataset
+from agnoload.datasets.cache import CachedDataset, find_caches
 from agnoload.datasets.combine import ConcatDataset, StackDataset, Subset
-from agnoload.datasets.inspect import find_caches, find_large_lists
 from agnoload.datasets.packed import PackedList
 from agnoload.datasets.split import random_split
 
@@ -25,7 +24,6 @@ __all__ = [
     "Subset",
     "TensorDataset",
     "find_caches",
-    "find_large_lists",
     "gather_of",
     "getitems_of",
     "random_split",

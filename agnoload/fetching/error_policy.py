@@ -20,8 +20,8 @@ class Retry:
 
     `errors` is an exception type or a tuple of them. A sample that raises one is loaded again up to `times` times,
     after `wait` seconds, then `factor` times as many, and so on, never more than `longest`. Each try draws the same
-    random numbers, so a sample that succeeds at last is what it would have been at once; one that never does is up to
-    `on_error`. `OptionError` for values that cannot be meant.
+    numbers from `sample_rng()`, so a sample that succeeds at last is what it would have been at once; one that never
+    does is up to `on_error`. `OptionError` for values that cannot be meant.
 
     >>> Retry((OSError, TimeoutError), times=4, wait=0.5).pauses
     (0.5, 1.0, 2.0, 4.0)

@@ -179,7 +179,7 @@ class Fetcher:
                     _named(error, request)
                     raise
         finally:
-            self._generators.settle()
+            self._generators.restore()
         if notices := self._generators.notices:
             reply = reply._replace(notices=notices[:])
             notices.clear()
@@ -206,6 +206,7 @@ class Fetcher:
         )  # fmt: skip
 
     def _mapped(self, request: Request, empty: Empty, started: float) -> Reply:
+        self._generators.seed()
         if not self._batched:
             keys = [request.indices]
         else:
@@ -269,16 +270,15 @@ class Fetcher:
         return samples
 
     def _again(self, load: Callable[[Any], Any], retry: Retry) -> Callable[[Any], Any]:
-        """`load` with further tries; each of them draws the same random numbers."""
+        """`load` with further tries; each of them draws the same numbers from `sample_rng()`."""
 
         def loaded(key: Any) -> Any:
-            self._generators.mark()
             for pause in retry.pauses:
                 try:
                     return load(key)
                 except retry.errors:
                     time.sleep(pause)
-                    self._generators.back()
+                    self._context.made = None
             return load(key)
 
         return loaded
@@ -382,7 +382,9 @@ class Fetcher:
         fetched = time.monotonic()
         if not samples:
             return self._reply(request, EMPTY, 0, started, fetched, failed, report)
-        self._begin_batch(first, stride, rank | COLLATING)
+        self._context.at(request.seed, request.epoch, first, stride, rank | COLLATING)
+        if self.collate_fn is not None:
+            self._generators.seed()
         batch = self._collated(samples if self._batched else samples[0], None, request, empty)
         return self._reply(request, batch, len(samples), started, fetched, failed, report)
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from agnoload.errors import SampleStopped, StateError
-from agnoload.global_rng import Private
+from agnoload.global_rng import IsolatedGlobalRng
 from agnoload.planning.plan import Cut, Plan, key_of, keys_of
 from agnoload.planning.state import Place
 from agnoload.protocols import Stateful
@@ -142,7 +142,7 @@ class ForeignPlan(Plan):
         self._stateful: Any = next((part for part in stranger.parts if isinstance(part, Stateful)), None)
         self._last: Any = None
         plain = type(stranger.sampler) in _DRAWS_NOTHING
-        self._private = None if plain else Private(place.seeds.order, place.epoch)
+        self._private = None if plain else IsolatedGlobalRng(place.seeds.order, place.epoch)
         super().__init__(place)
 
     def _pull(self) -> Cut | None:
@@ -153,7 +153,7 @@ class ForeignPlan(Plan):
             raise SampleStopped("GeneratorExit was raised by the sampler: it is not the end of the data") from error
         finally:
             if self._private is not None:
-                self._private.settle()
+                self._private.restore()
 
     def _pulled(self) -> Cut | None:
         cut = super()._pull()

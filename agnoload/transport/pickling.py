@@ -21,7 +21,7 @@ import numpy as np
 
 from agnoload.backend import registry
 from agnoload.errors import CALLED, add_note
-from agnoload.memory import NUMPYS_OWN, PYTHONS_OWN
+from agnoload.seeding import NUMPY_GLOBAL, PYTHON_GLOBAL
 from agnoload.system import free_in_forks
 from agnoload.transport import spawning
 from agnoload.transport.mapped import MappedFiles
@@ -166,13 +166,13 @@ def as_array(value: Any) -> Any:
 def own_by_name(value: Any) -> Any:
     """The generator behind `random` or `np.random`, in the reduced form that pickle takes: the other process has its
     own. NotImplemented for anything else."""
-    if value is PYTHONS_OWN:
+    if value is PYTHON_GLOBAL:
         return _own, ("random",)
-    return (_own, ("numpy",)) if value is NUMPYS_OWN else NotImplemented
+    return (_own, ("numpy",)) if value is NUMPY_GLOBAL else NotImplemented
 
 
 def _own(module: str) -> Any:
-    return PYTHONS_OWN if module == "random" else NUMPYS_OWN
+    return PYTHON_GLOBAL if module == "random" else NUMPY_GLOBAL
 
 
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]

@@ -336,7 +336,7 @@ class Flaky(Holes):
         self.folder = folder
 
     def __getitem__(self, index: int) -> tuple[int, float, float, float]:
-        drawn = sample_rng().random(), random.random(), np.random.random()
+        drawn = sample_rng().random(3)
         tries = sum(name.startswith(f"{index}-") for name in os.listdir(self.folder))
         if tries < index % 3:
             open(os.path.join(self.folder, f"{index}-{tries}"), "x").close()
