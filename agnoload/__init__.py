@@ -3,7 +3,9 @@
 from agnoload.backend.base import Backend
 from agnoload.backend.registry import get_backend, list_backends
 from agnoload.batching.collate import default_collate, default_convert, register_collate
-from agnoload.batching.ragged import Packed, PackedRows, Padded, Ragged, pack_sequences, ragged_collate
+from agnoload.batching.packing import PackedRows, pack_sequences
+from agnoload.batching.ragged import Packed, Padded, Ragged
+from agnoload.batching.ragged_collate import ragged_collate
 from agnoload.batching.tree import map_leaves
 from agnoload.datasets import (
     ArrayDataset,
@@ -33,7 +35,8 @@ from agnoload.errors import (
 )
 from agnoload.fetching.error_policy import Retry
 from agnoload.loader import DataLoader
-from agnoload.monitoring.stats import Benchmark, Stats
+from agnoload.monitoring.benchmark import Benchmark
+from agnoload.monitoring.stats import Stats
 from agnoload.samplers import (
     BalancedBatchSampler,
     BatchSampler,

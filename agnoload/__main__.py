@@ -9,8 +9,15 @@ import sys
 import numpy as np
 
 import agnoload
-from agnoload.pools.launcher import available_methods
-from agnoload.system import affine_cores, machine_cores, memory_limit, physical_memory, quota_cores, usable_cores
+from agnoload.system import (
+    affine_cores,
+    available_methods,
+    machine_cores,
+    memory_limit,
+    physical_memory,
+    quota_cores,
+    usable_cores,
+)
 
 
 def report() -> str:

@@ -1,12 +1,12 @@
-"""What a type checker knows of a batch: the type of what `collate_fn` returns, or what becomes of a sample's type.
+"""What a type checker knows of a batch: what `collate_fn` returns, or what becomes of a sample's type.
 
-Types can say what a batch of arrays, numbers, texts, tuples and dicts is, with NumPy's arrays as leaves. Another
-backend's arrays have no name here, and so are `Any`, in the same containers.
+Types can name a batch of arrays, numbers, tuples and dicts, with NumPy's arrays as leaves. Another backend's arrays
+have no name here, so they are `Any`, in the same containers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any, Literal, Protocol, TypedDict, TypeVar, final
 
 import numpy as np
@@ -18,20 +18,10 @@ S = TypeVar("S")
 S_co = TypeVar("S_co", covariant=True)
 B = TypeVar("B")
 K = TypeVar("K")
+ScalarT = TypeVar("ScalarT", bound=np.generic)
 
-Array = npt.NDArray[Any]
 Leaf = npt.NDArray[Any] | np.generic | complex
 """What becomes an array: arrays and numbers; a type checker takes `complex` for all of Python's numbers."""
-
-ScalarT = TypeVar("ScalarT", bound=np.generic)
-NumberT = TypeVar("NumberT", bound=np.generic | complex)
-TextT = TypeVar("TextT", str, bytes)
-LeafT = TypeVar("LeafT", bound=Leaf)
-PairT = TypeVar("PairT", bound=tuple[Leaf, Leaf])
-LeavesT = TypeVar("LeavesT", bound=tuple[Leaf, ...])
-TupleT = TypeVar("TupleT", bound=tuple[object, ...])
-FieldsT = TypeVar("FieldsT", bound=Mapping[str, object])
-NamedT = TypeVar("NamedT", bound="Named")
 
 
 class Samples(Protocol[S_co]):
@@ -45,18 +35,18 @@ Source = Samples[S] | Iterable[S]
 
 
 class Named(Protocol):
-    """A named tuple: its fields keep their names, but they are arrays then, which no type can say."""
+    """A named tuple: in a batch its fields keep their names but are arrays, which no type can say."""
 
     def _asdict(self) -> dict[str, Any]: ...
 
 
 @final
 class Unsaid:
-    """What nothing is but `Any`: the type of samples that say nothing."""
+    """Nothing has this type but `Any`: it matches samples of an unknown type, and no others."""
 
 
 class KeywordOptions(TypedDict, total=False):
-    """The options that go by keyword only."""
+    """The options that go by keyword only, but for `backend`."""
 
     prefetch_factor: int | None
     persistent_workers: bool
@@ -71,7 +61,7 @@ class KeywordOptions(TypedDict, total=False):
     max_failed: float | None
 
 
-class Options(KeywordOptions, total=False):
+class KnownOptions(KeywordOptions, total=False):
     """All options that do not change the type of a batch."""
 
     sampler: Any
@@ -85,14 +75,14 @@ class Options(KeywordOptions, total=False):
     generator: Any
 
 
-class NumpyOptions(Options, total=False):
+class NumpyOptions(KnownOptions, total=False):
     """Batches are collated by default, and stay NumPy's."""
 
     collate_fn: None
     backend: Literal["numpy"]
 
 
-class AnyOptions(Options, total=False):
+class AnyOptions(KnownOptions, total=False):
     """Batches are collated by default, for any backend."""
 
     collate_fn: None

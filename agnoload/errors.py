@@ -159,3 +159,15 @@ def warn(text: str) -> None:
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("agnoload."):
         level, frame = level + 1, frame.f_back
     warnings.warn(text, AgnoloadWarning, stacklevel=level)
+
+
+class WarnOnce:
+    """Gives a loader's warnings, each of them once. It does not know the loader, because finalizers hold it."""
+
+    def __init__(self) -> None:
+        self._said: set[str] = set()
+
+    def __call__(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            warn(text)

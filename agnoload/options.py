@@ -1,209 +1,233 @@
-"""The options of a loader: what is legal, and what each illegal one is told. Decided once, in the constructor."""
+"""The options of a loader: what is legal, and the error for what is not. Checked once, before anything is loaded."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
 
-from agnoload.batching.ragged import ragged_collate
+from agnoload.backend.base import Backend
+from agnoload.batching.ragged_collate import ragged_collate
 from agnoload.datasets import refuse_table
-from agnoload.errors import AgnoloadWarning, OptionError
+from agnoload.errors import OptionError, warn
 from agnoload.fetching.error_policy import Retry, check_max_failed, check_retry
-from agnoload.pools.launcher import method_of
 from agnoload.seeding import check_seed
 from agnoload.streams import is_stream
-from agnoload.validate import flag, integer, number, word
+from agnoload.system import method_of
+from agnoload.validate import brief, flag, integer, name_of, number, positive, word
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The options after their check, with defaults filled in."""
+    """What `DataLoader` was given, under the same names; `OptionError` for the first option that cannot work.
+
+    Values have plain types afterwards (a NumPy bool is a bool), and the options are still those that a loader can be
+    built from. `dataclasses.replace` makes a twin, which is checked as well.
+    """
 
     dataset: Any
-    stream: bool
-    batch_size: int | None
-    shuffle: bool
-    sampler: Any
-    batch_sampler: Any
-    num_workers: int | None
-    """None: to be chosen."""
-    collate_fn: Callable[[Any], Any] | None
-    pin_memory: bool
-    drop_last: bool
-    timeout: float | None
-    worker_init_fn: Callable[[int], object] | None
-    context: Any
-    generator: Any
-    prefetch_factor: int
-    persistent_workers: bool
-    in_order: bool
-    device: Any
-    seed: int | None
-    worker_type: str
-    on_error: Any
-    max_worker_restarts: int
-    retry: Retry | None
-    max_failed: int | float | None
+    batch_size: int | None = 1
+    shuffle: bool | None = None
+    sampler: Any = None
+    batch_sampler: Any = None
+    num_workers: int | str = 0
+    collate_fn: Callable[[Any], Any] | None = None
+    pin_memory: bool = False
+    drop_last: bool = False
+    timeout: float = 0
+    worker_init_fn: Callable[[int], object] | None = None
+    multiprocessing_context: Any = None
+    generator: Any = None
+    prefetch_factor: int | None = None
+    persistent_workers: bool = False
+    pin_memory_device: str = ""
+    in_order: bool = True
+    backend: str | Backend = "numpy"
+    device: Any = None
+    seed: int | None = None
+    worker_type: str = "process"
+    on_error: Any = "raise"
+    max_worker_restarts: int = 0
+    retry: Retry | None = None
+    max_failed: int | float | None = None
+    stream: bool = field(init=False)
+    """Whether the dataset is iterated rather than indexed."""
 
-
-def check_options(
-    *,
-    dataset: Any,
-    batch_size: Any,
-    shuffle: Any,
-    sampler: Any,
-    batch_sampler: Any,
-    num_workers: Any,
-    collate_fn: Any,
-    pin_memory: Any,
-    drop_last: Any,
-    timeout: Any,
-    worker_init_fn: Any,
-    multiprocessing_context: Any,
-    generator: Any,
-    prefetch_factor: Any,
-    persistent_workers: Any,
-    pin_memory_device: Any,
-    in_order: Any,
-    device: Any,
-    seed: Any,
-    worker_type: Any,
-    on_error: Any,
-    max_worker_restarts: Any,
-    retry: Any,
-    max_failed: Any,
-) -> Options:
-    """Check every option by itself and against the others; `OptionError` for the first that cannot work."""
-    stream = _is_stream(dataset, sampler is not None or batch_sampler is not None)
-    if batch_size is not None:
-        batch_size = integer("batch_size", batch_size, 1, "a positive int or None")
-    if shuffle is not None:
-        shuffle = flag("shuffle", shuffle)
-    drop_last = flag("drop_last", drop_last)
-    check_callable("collate_fn", collate_fn)
-    check_callable("worker_init_fn", worker_init_fn)
-    for name, value in (("sampler", sampler), ("batch_sampler", batch_sampler)):
-        if value is not None and (isinstance(value, type) or not hasattr(value, "__iter__")):
-            raise OptionError(f"{name} must be iterable, got {type(value).__name__}: {value!r}")
-        if isinstance(value, np.ndarray) and value.dtype == bool:
-            raise OptionError(f"{name} must give indices, got a mask: use agnoload.Subset(dataset, mask)")
-    if collate_fn is ragged_collate:
-        raise OptionError("collate_fn must be what ragged_collate makes, got it itself: call it, ragged_collate()")
-    if stream:
-        _check_stream(shuffle, sampler, batch_sampler)
-    if sampler is not None and shuffle:
-        raise OptionError("sampler and shuffle=True exclude each other: the sampler says the order")
-    if batch_sampler is not None:
-        _check_batch_sampler(batch_size, shuffle, sampler, drop_last)
-        batch_size = None
-    elif batch_size is None and drop_last:
-        raise OptionError(
-            "batch_size=None and drop_last=True exclude each other: there are no batches to be incomplete"
-        )
-    if getattr(sampler, "yields_batches", False):
-        raise OptionError(
-            f"sampler must yield indices, got {sampler!r}, which yields batches: pass it as batch_sampler"
-        )
-    if not callable(on_error):
-        word("on_error", on_error, ("raise", "skip", "replace"), "a callable")
-    word("worker_type", worker_type, ("process", "thread"))
-    if seed is not None:
-        seed = check_seed(seed)
-        if generator is not None:
+    def __post_init__(self) -> None:
+        sampled = self.sampler is not None or self.batch_sampler is not None
+        object.__setattr__(self, "stream", _is_stream(self.dataset, sampled))
+        for name, check in _CHECKS.items():
+            object.__setattr__(self, name, check(name, getattr(self, name)))
+        method_of(self.multiprocessing_context)
+        if not isinstance(self.pin_memory_device, str):
+            raise OptionError(f"pin_memory_device must be a str, got {self.pin_memory_device!r}")
+        if self.collate_fn is ragged_collate:
+            raise OptionError("collate_fn must be what ragged_collate returns, got ragged_collate itself: call it")
+        if self.seed is not None and self.generator is not None:
             raise OptionError("seed and generator exclude each other: a generator gives the seed")
-    method_of(multiprocessing_context)
-    if not isinstance(pin_memory_device, str):
-        raise OptionError(f"pin_memory_device must be a str, got {pin_memory_device!r}")
-    if pin_memory_device and device is None:
-        _warn("pin_memory_device does nothing: pinned memory serves every device. Use device= to have batches there")
-    return Options(
-        dataset=dataset,
-        stream=stream,
-        batch_size=batch_size,
-        shuffle=bool(shuffle),
-        sampler=sampler,
-        batch_sampler=batch_sampler,
-        num_workers=_workers(num_workers),
-        collate_fn=collate_fn,
-        pin_memory=flag("pin_memory", pin_memory),
-        drop_last=drop_last,
-        timeout=number("timeout", timeout, 0, "a number of seconds, not negative (0: no limit)") or None,
-        worker_init_fn=worker_init_fn,
-        context=multiprocessing_context,
-        generator=generator,
-        prefetch_factor=2
-        if prefetch_factor is None
-        else integer("prefetch_factor", prefetch_factor, 1, "a positive int"),
-        persistent_workers=flag("persistent_workers", persistent_workers),
-        in_order=flag("in_order", in_order),
-        device=device,
-        seed=seed,
-        worker_type=worker_type,
-        on_error=on_error,
-        max_worker_restarts=integer("max_worker_restarts", max_worker_restarts, 0, "a non-negative int"),
-        retry=check_retry(retry),
-        max_failed=check_max_failed(max_failed),
-    )
+        self._check_order()
+
+    def _check_order(self) -> None:
+        """Sampler, shuffle, batch size: torch's rules of exclusion, and what a stream rules out."""
+        if self.stream:
+            if self.shuffle:
+                raise OptionError(
+                    "shuffle=True needs a dataset with indices: shuffle a stream through a buffer with "
+                    "dataset.shuffle(buffer_size) (agnoload.IterableDataset has it)"
+                )
+            for name in ("sampler", "batch_sampler"):
+                if (value := getattr(self, name)) is not None:
+                    raise OptionError(
+                        f"{name} needs a dataset with indices, but a stream has an order of its own: got {value!r}"
+                    )
+        if self.sampler is not None and self.shuffle:
+            raise OptionError("sampler and shuffle=True exclude each other: the sampler decides the order")
+        if getattr(self.sampler, "yields_batches", False):
+            raise OptionError(
+                f"sampler must yield indices, got {self.sampler!r}, which yields batches: pass it as batch_sampler"
+            )
+        if self.batch_sampler is not None:
+            options = (
+                ("batch_size", self.batch_size, self.batch_size != 1),
+                ("shuffle", self.shuffle, self.shuffle),
+                ("sampler", self.sampler, self.sampler is not None),
+                ("drop_last", self.drop_last, self.drop_last),
+            )
+            if given := [f"{name}={value!r}" for name, value, is_given in options if is_given]:
+                raise OptionError(
+                    f"batch_sampler excludes batch_size, shuffle, sampler and drop_last, got {', '.join(given)}"
+                )
+        elif self.batch_size is None and self.drop_last:
+            raise OptionError(
+                "batch_size=None and drop_last=True exclude each other: without batches none can be incomplete"
+            )
+
+    @property
+    def prefetch(self) -> int:
+        """Batches under way for each worker."""
+        return 2 if self.prefetch_factor is None else self.prefetch_factor
+
+    @property
+    def batched(self) -> bool:
+        """Whether samples are collated into batches."""
+        return self.batch_size is not None
+
+    @property
+    def cut_size(self) -> int | None:
+        """Samples in each batch that the loader cuts; None with a batch sampler or without batches."""
+        return self.batch_size if self.batch_sampler is None else None
+
+    def arguments(self) -> dict[str, Any]:
+        """What a loader with the same options is built from."""
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.init}
+
+    def describe(self, workers: str, backend: str) -> list[str]:
+        """The options that matter to a reader, for a repr."""
+        words = [brief(self.dataset), f"batch_size={self.batch_size}"]
+        if self.batch_sampler is not None:
+            words[1] = f"batch_sampler={brief(self.batch_sampler)}"
+        if self.shuffle:
+            words.append("shuffle=True")
+        if self.sampler is not None:
+            words.append(f"sampler={brief(self.sampler)}")
+        words.append(workers)
+        if self.collate_fn is not None:
+            words.append(f"collate_fn={name_of(self.collate_fn)}")
+        usual = {"worker_type": "process", "drop_last": False, "on_error": "raise"}
+        words += [f"{name}={getattr(self, name)!r}" for name in usual if getattr(self, name) != usual[name]]
+        if backend != "numpy":
+            words.append(f"backend={backend!r}")
+        return words if self.device is None else [*words, f"device={self.device!r}"]
+
+    def warn(self) -> None:
+        """One warning for each option that works, but probably not as the user expects."""
+        if self.pin_memory_device and self.device is None:
+            warn("pin_memory_device does nothing: pinned memory serves every device. Use device= to have batches there")
+        if type(self.dataset) is tuple and _are_columns(self.dataset):
+            warn(
+                f"the dataset is a tuple of {len(self.dataset)} arrays, so each whole array is one sample: for one "
+                "sample a row, make it agnoload.ArrayDataset(*arrays)"
+            )
 
 
-def check_callable(name: str, value: Any) -> None:
-    """`OptionError` for what cannot be called, unless it is None."""
+def callable_or_none(name: str, value: Any) -> Any:
+    """A function, or None."""
     if value is not None and not callable(value):
         raise OptionError(f"{name} must be callable or None, got {value!r}")
+    return value
+
+
+def _sampler(name: str, value: Any) -> Any:
+    if value is not None and (isinstance(value, type) or not hasattr(value, "__iter__")):
+        raise OptionError(f"{name} must be iterable, got {type(value).__name__}: {value!r}")
+    if isinstance(value, np.ndarray) and value.dtype == bool:
+        raise OptionError(f"{name} must give indices, got a mask: use agnoload.Subset(dataset, mask)")
+    return value
+
+
+def _or_none(check: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
+    return lambda name, value: None if value is None else check(name, value)
+
+
+_CHECKS: dict[str, Callable[[str, Any], Any]] = {
+    "batch_size": _or_none(lambda name, value: integer(name, value, 1, "a positive int or None")),
+    "shuffle": _or_none(flag),
+    "sampler": _sampler,
+    "batch_sampler": _sampler,
+    "num_workers": lambda name, value: (
+        value if isinstance(value, str) and value == "auto" else integer(name, value, 0, "a non-negative int or 'auto'")
+    ),
+    "collate_fn": callable_or_none,
+    "pin_memory": flag,
+    "drop_last": flag,
+    "timeout": lambda name, value: number(name, value, 0, "a number of seconds, not negative (0: no limit)"),
+    "worker_init_fn": callable_or_none,
+    "prefetch_factor": _or_none(positive),
+    "persistent_workers": flag,
+    "in_order": flag,
+    "seed": _or_none(lambda name, value: check_seed(value)),
+    "worker_type": lambda name, value: word(name, value, ("process", "thread")),
+    "on_error": lambda name, value: (
+        value if callable(value) else word(name, value, ("raise", "skip", "replace"), "a callable")
+    ),
+    "max_worker_restarts": lambda name, value: integer(name, value, 0, "a non-negative int"),
+    "retry": lambda name, value: check_retry(value),
+    "max_failed": lambda name, value: check_max_failed(value),
+}
+"""For each option that can be checked by itself: what normalises it, or raises."""
 
 
 def _is_stream(dataset: Any, sampled: bool) -> bool:
-    """Whether a dataset is iterated rather than indexed."""
+    """Whether a dataset is iterated rather than indexed; `sampled`: a sampler gives its keys."""
+    kind = type(dataset).__name__
     if isinstance(dataset, type):
-        raise OptionError(f"dataset must be an object, got a class: make one of it, {dataset.__name__}(...)")
+        raise OptionError(f"dataset must be an object, got a class: create one, {dataset.__name__}(...)")
     if isinstance(dataset, (str, bytes)):
         raise OptionError(
-            f"dataset must hold samples, got the {type(dataset).__name__} {dataset!r:.80}: for the lines of a file "
-            "give agnoload.FileStream([path], agnoload.read_lines)"
+            f"dataset must hold samples, got the {kind} {dataset!r:.80}: for the lines of a file "
+            "use agnoload.FileStream([path], agnoload.read_lines)"
         )
     if is_stream(dataset):
         return True
-    if hasattr(dataset, "__getitem__"):
-        refuse_table(dataset, "DataLoader")
-        if not hasattr(dataset, "__len__") and not sampled:
-            raise OptionError(
-                f"a dataset with __getitem__ must have __len__ too, or come with a sampler: {type(dataset).__name__} "
-                "does neither"
-            )
-        if not sampled:
-            _check_length(dataset)
-        if type(dataset) is dict and not sampled:
-            _check_keys(dataset)
-        elif type(dataset) is tuple and _are_columns(dataset):
-            _warn(
-                f"the dataset is a tuple of {len(dataset)} arrays, so each whole array is one sample: for one sample a "
-                "row, make it agnoload.ArrayDataset(*arrays)"
-            )
+    if not hasattr(dataset, "__getitem__"):
+        raise OptionError(f"dataset must have __getitem__ and __len__, or __iter__, got {kind}: {dataset!r}")
+    refuse_table(dataset, "DataLoader")
+    if sampled:
         return False
-    raise OptionError(
-        f"dataset must have __getitem__ and __len__, or __iter__, got {type(dataset).__name__}: {dataset!r}"
-    )
-
-
-def _check_length(dataset: Any) -> None:
+    if not hasattr(dataset, "__len__"):
+        raise OptionError(f"a dataset with __getitem__ needs __len__ too, or a sampler: {kind} has neither")
     try:
-        len(dataset)
+        length = len(dataset)
     except TypeError as error:
+        raise OptionError(f"len(dataset) must give the number of samples, but {kind} raises: {error}") from None
+    if type(dataset) is dict and (missing := [key for key in range(length) if key not in dataset]):
         raise OptionError(
-            f"len(dataset) must give the number of samples, but that of {type(dataset).__name__} fails: {error}"
-        ) from None
-
-
-def _check_keys(dataset: dict[Any, Any]) -> None:
-    if missing := [key for key in range(len(dataset)) if key not in dataset]:
-        raise OptionError(
-            f"a dict as dataset must have the keys 0 to {len(dataset) - 1}, or come with a sampler of its keys; it has "
-            f"no {missing[0]}. Arrays by name are agnoload.ArrayDataset(**arrays)"
+            f"a dict as dataset needs the keys 0 to {length - 1}, or a sampler of its keys; it has no {missing[0]}. "
+            "For arrays by name use agnoload.ArrayDataset(**arrays)"
         )
+    return False
 
 
 def _are_columns(arrays: tuple[Any, ...]) -> bool:
@@ -211,39 +235,3 @@ def _are_columns(arrays: tuple[Any, ...]) -> bool:
     if not all(isinstance(array, np.ndarray) and array.ndim for array in arrays):
         return False
     return len({len(array) for array in arrays}) == 1 < len({array.shape for array in arrays})
-
-
-def _check_stream(shuffle: Any, sampler: Any, batch_sampler: Any) -> None:
-    if shuffle:
-        raise OptionError(
-            "shuffle=True needs a dataset with indices: shuffle a stream through a buffer with "
-            "dataset.shuffle(buffer_size) (agnoload.IterableDataset has it)"
-        )
-    for name, value in (("sampler", sampler), ("batch_sampler", batch_sampler)):
-        if value is not None:
-            raise OptionError(f"{name} needs a dataset with indices, a stream comes in its own order: got {value!r}")
-
-
-def _check_batch_sampler(batch_size: Any, shuffle: Any, sampler: Any, drop_last: bool) -> None:
-    given = [
-        f"{name}={value!r}"
-        for name, value, default in (
-            ("batch_size", batch_size, (1,)),
-            ("shuffle", shuffle, (None, False)),
-            ("sampler", sampler, (None,)),
-            ("drop_last", drop_last, (False,)),
-        )
-        if not any(value is d or (isinstance(value, (int, bool)) and value == d) for d in default)
-    ]
-    if given:
-        raise OptionError(f"batch_sampler excludes batch_size, shuffle, sampler and drop_last, got {', '.join(given)}")
-
-
-def _workers(value: Any) -> int | None:
-    if isinstance(value, str) and value == "auto":
-        return None
-    return integer("num_workers", value, 0, "a non-negative int or 'auto'")
-
-
-def _warn(text: str) -> None:
-    warnings.warn(text, AgnoloadWarning, stacklevel=4)

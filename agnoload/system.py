@@ -1,4 +1,4 @@
-"""The machine and the job: cores and memory that this process may use, its rank among others, locks across a fork."""
+"""The machine and the job: cores, memory and start methods, this process's rank, locks across a fork."""
 
 from __future__ import annotations
 
@@ -102,6 +102,25 @@ def resident() -> int:
     with contextlib.suppress(OSError):
         return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
     return 0
+
+
+def available_methods() -> list[str]:
+    """The start methods of this platform, the default first."""
+    return ["forkserver", "spawn", "fork"] if hasattr(os, "fork") else ["spawn"]
+
+
+def method_of(context: Any) -> str:
+    """The name of the start method that an option asks for; `OptionError` for anything else."""
+    methods = available_methods()
+    if context is None:
+        return methods[0]
+    name = context if isinstance(context, str) else getattr(context, "get_start_method", lambda: None)()
+    if name not in methods:
+        raise OptionError(
+            f"multiprocessing_context must be one of {', '.join(map(repr, methods))}, a context of multiprocessing or "
+            f"multiprocess, or None, got {context!r}"
+        )
+    return str(name)
 
 
 VARIABLES = (

@@ -17,7 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from agnoload.batching.ragged import Ragged, pack_sequences, ragged_collate
+from agnoload.batching.packing import pack_sequences
+from agnoload.batching.ragged import Ragged
+from agnoload.batching.ragged_collate import ragged_collate
 
 Work = Callable[[], Any]
 

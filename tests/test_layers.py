@@ -20,18 +20,16 @@ LAYERS = [
     {"seeding", "batching", "_types"},
     {"transport"},
     {"datasets", "streams", "samplers"},
-    {"global_rng", "planning", "fetching", "monitoring"},
+    {"global_rng", "planning", "fetching", "monitoring", "options"},
     {"pools"},
-    {"options", "iterator"},
+    {"iterator"},
     {"loader"},
     {"__init__", "__main__", "testing"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 
 TO_GO = {
-    ("planning.epochs", "iterator"),
     ("planning.plan", "planning.stream_plan"),
-    ("datasets.base", "datasets.combine"),
     ("streams.base", "streams.group"),
     ("streams.base", "streams.ranks"),
     ("streams.base", "streams.shuffle"),

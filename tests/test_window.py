@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import chain
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -131,18 +132,10 @@ def test_a_fake_pool_refuses_what_a_pool_must_refuse() -> None:
 # ------------------------------------------------------------------------------------------------ the loader on it
 
 
-class Answered(agnoload.DataLoader[object, object]):
+def answered(order: list[int], **options: Any) -> agnoload.DataLoader[Any]:
     """A loader whose pool answers in a chosen order."""
-
-    order: list[int]
-
-    def _open_pool(self, *_: object) -> tuple[FakePool, None]:
-        return FakePool(self.order, self._fetcher(isolated=False)), None
-
-
-def answered(order: list[int], **options: object) -> Answered:
-    loader = Answered(list(range(23)), 3, shuffle=True, seed=3, num_workers=2, **options)  # type: ignore[arg-type]
-    loader.order = order
+    loader = agnoload.DataLoader(list(range(23)), 3, shuffle=True, seed=3, num_workers=2, **options)
+    loader._keeper.open = lambda fetch, workers: (FakePool(order, fetch), None)  # type: ignore[method-assign]
     return loader
 
 

@@ -1,14 +1,14 @@
 """Map-style datasets: something with `__getitem__` and `__len__`, what is made of others, and what is kept compactly.
 
-`base`: what all share, and how whole batches are asked for. `arrays`: rows of arrays. `combine`: side by side, one
-after the other, some of it. `split`: random parts. `packed`: lists in one piece of memory. `cache`: decoded samples
-that all workers share. `inspect`: a look into datasets for what a loader wants to know.
+`base`: what all share, one after the other, and how whole batches are asked for. `arrays`: rows of arrays. `combine`:
+side by side, or some of it. `split`: random parts. `packed`: lists in one piece of memory. `cache`: decoded samples
+that all workers share.
 """
 
 from agnoload.datasets.arrays import ArrayDataset, TensorDataset
-from agnoload.datasets.base import Batch, Dataset, MappedDataset, gather_of, getitems_of, refuse_table
+from agnoload.datasets.base import Batch, ConcatDataset, Dataset, MappedDataset, gather_of, getitems_of, refuse_table
 from agnoload.datasets.cache import CachedDataset, find_caches
-from agnoload.datasets.combine import ConcatDataset, StackDataset, Subset
+from agnoload.datasets.combine import StackDataset, Subset
 from agnoload.datasets.packed import PackedList
 from agnoload.datasets.split import random_split
 

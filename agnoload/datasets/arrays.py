@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import operator
-from typing import Any, NamedTuple, TypeVar, overload
+from typing import Any, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from agnoload.datasets.base import Dataset, check_indices
+from agnoload.datasets.base import Dataset, Gather, check_indices
 from agnoload.errors import OptionError
 from agnoload.protocols import Empty, IndexArray
 from agnoload.validate import number_of
 
 Array = npt.NDArray[Any]
 T_co = TypeVar("T_co", covariant=True)
-
-
-class Row(NamedTuple):
-    """The rows of one array: their shape and dtype."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
 
 
 class ArrayDataset(Dataset[T_co]):
@@ -93,13 +86,11 @@ class ArrayDataset(Dataset[T_co]):
         sample: Any = tuple(samples) if isinstance(self.arrays, tuple) else dict(zip(self.arrays, samples, strict=True))
         return sample  # type: ignore[no-any-return]
 
-    def __rows__(self) -> Any:
-        rows = [Row(array.shape[1:], array.dtype) for array in self._values()]
-        if not all(map(_can_be_gathered, rows)):
-            return None
-        return tuple(rows) if isinstance(self.arrays, tuple) else dict(zip(self.arrays, rows, strict=True))
+    @property
+    def __gather__(self) -> Gather | None:
+        return self._gather if all(_can_be_gathered(array.dtype) for array in self._values()) else None
 
-    def __gather__(self, indices: IndexArray, empty: Empty) -> Any:
+    def _gather(self, indices: IndexArray, empty: Empty) -> Any:
         check_indices(indices, len(self), "an ArrayDataset")
         if isinstance(self.arrays, tuple):
             return tuple([_take(array, indices, empty) for array in self.arrays])
@@ -132,10 +123,10 @@ def _as_array(value: Any, name: str) -> Array:
     return array
 
 
-def _can_be_gathered(row: Row) -> bool:
+def _can_be_gathered(dtype: np.dtype[Any]) -> bool:
     """Numbers in the machine's byte order: there, rows of the array are what collating rows one by one gives."""
-    number = row.dtype.kind in "fiubc" or (row.dtype.kind == "V" and row.dtype.isbuiltin == 2)
-    return bool(number and row.dtype.isnative)
+    number = dtype.kind in "fiubc" or (dtype.kind == "V" and dtype.isbuiltin == 2)
+    return bool(number and dtype.isnative)
 
 
 def _take(array: Array, indices: IndexArray, empty: Empty) -> Array:

@@ -1,27 +1,35 @@
-"""What all map-style datasets share, and how a loader asks one for a whole batch."""
+"""What all map-style datasets share, what their `map` and `+` make, and how a loader asks one for a whole batch.
+
+A dataset is asked in one of three ways. `__getitem__`: one sample. `__getitems__`: the samples of a list of indices in
+one call. `__gather__`, which only datasets of this library have: a batch that is collated already, written where the
+loader wants it. What wraps a dataset has the last two as properties that are None if nothing inside offers them.
+"""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache, partial
+from itertools import accumulate
+from typing import Any, Generic, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from agnoload._types import Samples
+from agnoload.batching.tree import map_leaves, walk
 from agnoload.errors import OptionError
 from agnoload.protocols import Empty, IndexArray
-from agnoload.validate import brief, counted, name_of
-
-if TYPE_CHECKING:
-    from agnoload.datasets.combine import ConcatDataset
+from agnoload.validate import brief, counted, members, name_of
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 R = TypeVar("R")
 S = TypeVar("S")
+
+Gather = Callable[[IndexArray, Empty], Any]
+GetItems = Callable[[list[int]], Any]
 
 
 class Dataset(Generic[T_co]):
@@ -42,8 +50,6 @@ class Dataset(Generic[T_co]):
         raise NotImplementedError(f"{type(self).__name__} must define __getitem__")
 
     def __add__(self, other: Samples[S]) -> ConcatDataset[T_co | S]:
-        from agnoload.datasets.combine import ConcatDataset  # it is made of this class
-
         return ConcatDataset([self, other])
 
     def __repr__(self) -> str:
@@ -54,14 +60,7 @@ class Dataset(Generic[T_co]):
         return MappedDataset(self, fn)
 
 
-class Forwarding:
-    """A dataset whose `__getitems__` only hands on: it offers it when something inside does."""
-
-    def forwards(self) -> bool:
-        raise NotImplementedError
-
-
-class MappedDataset(Dataset[R], Forwarding):
+class MappedDataset(Dataset[R]):
     """`dataset` with each sample replaced by `function(sample)`, called whenever the sample is loaded.
 
     `function` may draw from `agnoload.sample_rng()`: another number for each sample and epoch.
@@ -83,14 +82,98 @@ class MappedDataset(Dataset[R], Forwarding):
     def __getitem__(self, index: Any, /) -> R:
         return self.function(self.dataset[index])
 
-    def __getitems__(self, indices: list[int], /) -> list[R]:
-        return [self.function(sample) for sample in samples_of(self.dataset, indices)]
+    @property
+    def __getitems__(self) -> GetItems | None:
+        return None if getitems_of(self.dataset) is None else self._map_all
 
-    def forwards(self) -> bool:
-        return getitems_of(self.dataset) is not None
+    def _map_all(self, indices: list[int]) -> list[R]:
+        return [self.function(sample) for sample in samples_of(self.dataset, indices)]
 
     def __repr__(self) -> str:
         return f"{brief(self.dataset)}.map({name_of(self.function)})"
+
+
+class ConcatDataset(Dataset[T_co]):
+    """Datasets one after the other; `a + b` of two datasets is the same.
+
+    `cumulative_sizes` lists where each one ends. Negative indices count from the end.
+
+    >>> both = ConcatDataset(["ab", "cde"])
+    >>> both[2], both[-1], both.cumulative_sizes
+    ('c', 'e', [2, 5])
+    """
+
+    @overload
+    def __init__(self, datasets: Iterable[Samples[T_co]]) -> None: ...
+    @overload  # of different kinds
+    def __init__(self: ConcatDataset[Any], datasets: Iterable[Any]) -> None: ...
+    def __init__(self, datasets: Iterable[Any]) -> None:
+        self.datasets: list[Any] = list(members("the datasets of a ConcatDataset", datasets, "an iterable of datasets"))
+        if not self.datasets:
+            raise OptionError("ConcatDataset needs at least one dataset, got none")
+        self.cumulative_sizes = list(accumulate(length_of(part, "ConcatDataset") for part in self.datasets))
+
+    def __len__(self) -> int:
+        return self.cumulative_sizes[-1]
+
+    def _locate(self, index: Any) -> tuple[int, int]:
+        """Which dataset, and the place within it."""
+        place = checked_index(index, len(self), "a ConcatDataset")
+        number = bisect_right(self.cumulative_sizes, place)
+        return number, place - self._start(number)
+
+    def _start(self, number: int) -> int:
+        return self.cumulative_sizes[number - 1] if number else 0
+
+    def __getitem__(self, index: Any, /) -> T_co:
+        number, place = self._locate(index)
+        return self.datasets[number][place]  # type: ignore[no-any-return]
+
+    @property
+    def __getitems__(self) -> GetItems | None:
+        return self._samples if any(map(getitems_of, self.datasets)) else None
+
+    def _samples(self, indices: list[int]) -> list[T_co]:
+        samples: list[Any] = [None] * len(indices)
+        shares: dict[int, list[tuple[int, int]]] = {}
+        for item, index in enumerate(indices):
+            number, place = self._locate(index)
+            shares.setdefault(number, []).append((item, place))
+        for number, share in shares.items():
+            found = samples_of(self.datasets[number], [place for _, place in share])
+            for (item, _), sample in zip(share, found, strict=True):
+                samples[item] = sample
+        return samples
+
+    @property
+    def __gather__(self) -> Gather | None:
+        """Only of parts whose rows are alike: else collating promotes their dtypes, or refuses their shapes."""
+        gathers = [gather for gather in map(gather_of, self.datasets) if gather is not None]
+        if len(gathers) < len(self.datasets):
+            return None
+        nothing = [gather(np.zeros(0, np.int64), np.empty) for gather in gathers]
+        rows = [[(path, leaf.shape[1:], leaf.dtype) for path, leaf in walk(batch)] for batch in nothing]
+        return partial(self._gather, gathers) if all(other == rows[0] for other in rows) else None
+
+    def _gather(self, gathers: list[Gather], indices: IndexArray, empty: Empty) -> Any:
+        check_indices(indices, len(self), "a ConcatDataset")
+        places = indices % len(self) if len(indices) else indices
+        numbers = np.searchsorted(self.cumulative_sizes, places, side="right")
+        present = np.unique(numbers).tolist() or [0]
+        if len(present) == 1:
+            return gathers[present[0]](places - self._start(present[0]), empty)
+        batch = None
+        for number in present:
+            chosen = np.flatnonzero(numbers == number)
+            part = gathers[number](places[chosen] - self._start(number), np.empty)
+            if batch is None:
+                batch = map_leaves(lambda rows: empty((len(places), *rows.shape[1:]), rows.dtype), part)
+            for (_, whole), (_, rows) in zip(walk(batch), walk(part), strict=True):
+                whole[chosen] = rows
+        return batch
+
+    def __repr__(self) -> str:
+        return f"ConcatDataset([{', '.join(map(brief, self.datasets))}])"
 
 
 class Batch(Generic[T]):
@@ -109,49 +192,34 @@ class Batch(Generic[T]):
         return f"Batch({self.data!r})"
 
 
-Gather = Callable[[IndexArray, Empty], Any]
-GetItems = Callable[[list[int]], Any]
-
-
 def gather_of(dataset: Any) -> Gather | None:
-    """The method that gives a whole batch, collated, for an int64 array of indices; None if there is none.
+    """The function that gives a whole batch, collated, for an int64 array of indices; None if there is none.
 
     It is called as `gather(indices, empty)`: the batch is written into what `empty(shape, dtype)` gives, and is what
-    collating the samples would be. Nobody is asked who would need the samples one by one: a dataset around one that
-    cannot, or a subclass with a `__getitem__` of its own.
+    collating the samples would be. A `__getitem__` that a subclass defines wins over a `__gather__` that it inherits.
     """
-    return None if rows_of(dataset) is None else dataset.__gather__
-
-
-def rows_of(dataset: Any) -> Any:
-    """What the rows of a dataset look like that can be gathered: a dict, a tuple or a `Row`; None if they cannot."""
-    if _has_nearer_getitem(type(dataset), "__gather__"):
-        return None
-    rows = getattr(dataset, "__rows__", None)
-    return None if rows is None else rows()
+    gather: Gather | None = _nearest(dataset, "__gather__")
+    return gather
 
 
 def getitems_of(dataset: Any) -> GetItems | None:
-    """The method that gives the samples of a list of indices in one call, or a `Batch`; None if there is none.
+    """The function that gives the samples of a list of indices in one call, or a `Batch`; None if there is none.
 
     A `__getitem__` that a subclass defines wins over a `__getitems__` that it inherits.
     """
-    method = getattr(dataset, "__getitems__", None)
-    if not callable(method) or _has_nearer_getitem(type(dataset), "__getitems__"):
-        return None
-    if isinstance(dataset, Forwarding) and not dataset.forwards():
-        return None
-    return method  # type: ignore[no-any-return]
+    getitems: GetItems | None = _nearest(dataset, "__getitems__")
+    return getitems
 
 
-def _has_nearer_getitem(kind: type, method: str) -> bool:
-    """Whether `__getitem__` is defined in a subclass of the class that defines `method`."""
-    for base in kind.__mro__:
-        if method in vars(base):
-            return False
+def _nearest(dataset: Any, name: str) -> Any:
+    """The method of that name, or what a property of that name gives; None below a `__getitem__` of a subclass."""
+    for base in type(dataset).__mro__:
+        if name in vars(base):
+            break
         if "__getitem__" in vars(base):
-            return True
-    return False
+            return None
+    method = getattr(dataset, name, None)
+    return method if callable(method) else None
 
 
 def samples_of(dataset: Any, indices: Sequence[int]) -> list[Any]:

@@ -3,8 +3,8 @@
 The memory holds a page of counters, a table of one int64 a sample (where its record begins, 0: nowhere) and the records
 one behind the other. Records are only ever added, under a lock that the kernel takes from a process that dies; a record
 counts from the moment that its place is written into the table, and the end of the last record is moved after that, so
-a death in between loses nothing but that record. Readers take no lock: they copy, and throw the copy away if the cache
-was cleared meanwhile.
+a death in between loses nothing but that record. Readers take no lock: a sample that was kept costs one copy, and that
+copy is thrown away if the cache was cleared meanwhile.
 
 Nothing is ever pushed out. An epoch visits every sample once, and there to push out the least recently used one would
 mean to push out each sample shortly before it is wanted.
@@ -15,6 +15,7 @@ from __future__ import annotations
 import mmap
 import pickle
 import warnings
+from threading import get_native_id
 from typing import Any, NamedTuple, TypeVar
 
 import cloudpickle
@@ -31,8 +32,13 @@ from agnoload.validate import brief, number_of, positive
 T_co = TypeVar("T_co", covariant=True)
 
 ALIGNMENT = 64
-GENERATION, END, HITS, MISSES = range(4)
-"""The counters: how often the cache was cleared, where the next record goes, how often a sample was there or not."""
+GENERATION, END = range(2)
+"""The first words of the page of counters: a number that every clear() changes, odd while one runs (or has died), and
+where the next record goes."""
+COUNTS = 255
+HITS, MISSES = range(2)
+"""The other words: how often a sample was there or not, counted by each thread in a place of its own, without a lock.
+A thread's place is its number modulo `COUNTS`, so a count is lost only if two that share a place write at once."""
 
 
 class CachedDataset(Dataset[T_co]):
@@ -41,7 +47,7 @@ class CachedDataset(Dataset[T_co]):
     Put it around what is slow and always the same (reading, decoding) and what is random behind it, with `map`: a
     random number drawn inside is kept like all else. At most `max_bytes` of samples are kept, those that come first;
     the others are loaded each time. A sample that was kept comes as a copy which its caller may write to; it must
-    pickle. `hits`, `misses` and `nbytes` count over all workers and are read in any process, `clear()` forgets all
+    pickle. `hits`, `misses` and `nbytes` count over all workers and can be read in any process, `clear()` forgets all
     samples. A copy made by pickling starts empty, but for the workers of a loader.
 
     >>> import numpy as np
@@ -67,7 +73,8 @@ class CachedDataset(Dataset[T_co]):
         fresh = shared is None
         self._shared = shared or SharedFile(self._start + self.max_bytes)
         words = self._shared.bytes[: self._start].view(np.int64)
-        self._counters = words[:4]
+        self._counters = words[:2]
+        self._counts = words[2 : 2 + 2 * COUNTS].reshape(2, COUNTS)
         self._table = words[mmap.PAGESIZE // 8 :][: self._length]
         self._warned = False
         if fresh:
@@ -76,12 +83,12 @@ class CachedDataset(Dataset[T_co]):
     @property
     def hits(self) -> int:
         """How many samples were found here, by all workers."""
-        return int(self._counters[HITS])
+        return int(self._counts[HITS].sum())
 
     @property
     def misses(self) -> int:
         """How many samples had to be loaded, by all workers."""
-        return int(self._counters[MISSES])
+        return int(self._counts[MISSES].sum())
 
     @property
     def nbytes(self) -> int:
@@ -89,13 +96,17 @@ class CachedDataset(Dataset[T_co]):
         return int(self._counters[END]) - self._start
 
     def clear(self) -> None:
-        """Forget all samples, in all workers, and give their memory back; the counts begin anew."""
+        """Forget all samples, in all workers, give their memory back and count from 0.
+
+        Workers may load meanwhile: a sample whose loading began before is delivered, and not kept.
+        """
         with self._shared.locked():
-            self._counters[GENERATION] += 1  # first: from here on, copies being made are thrown away
+            self._counters[GENERATION] |= 1  # odd: readers throw their copies away, also those made from here on
             self._table[:] = 0
-            self._counters[[HITS, MISSES]] = 0
+            self._counts[:] = 0
             self._counters[END] = self._start
             self._shared.forget(self._start, self._shared.nbytes)
+            self._counters[GENERATION] += 1
 
     def __len__(self) -> int:
         return self._length
@@ -103,27 +114,19 @@ class CachedDataset(Dataset[T_co]):
     def __getitem__(self, index: Any, /) -> T_co:
         place = checked_index(index, self._length, "a CachedDataset")
         generation = int(self._counters[GENERATION])
-        record = self._copy_record(place, generation)
-        if record is not None and generation == self._counters[GENERATION]:
-            self._count(HITS)
-            return _decode(record)  # type: ignore[no-any-return]
-        self._count(MISSES)
+        start = int(self._table[place])
+        if start:
+            memory = self._shared.bytes
+            size = int(memory[start : start + 8].view(np.int64)[0])
+            record = memory[start : start + size].copy()
+            # A clear() in another process may have replaced what was copied, the size included.
+            if generation % 2 == 0 and generation == self._counters[GENERATION]:
+                self._counts[HITS, get_native_id() % COUNTS] += 1
+                return _decode(record)  # type: ignore[no-any-return]
+        self._counts[MISSES, get_native_id() % COUNTS] += 1
         sample = self.dataset[place]
         self._keep(place, sample, generation)
         return sample  # type: ignore[no-any-return]
-
-    def _copy_record(self, place: int, generation: int) -> npt.NDArray[np.uint8] | None:
-        start = int(self._table[place])
-        if not start:
-            return None
-        size = int(self._shared.bytes[start : start + 8].view(np.int64)[0])
-        if generation != self._counters[GENERATION]:
-            return None  # the size may be that of nothing
-        return self._shared.bytes[start : start + size].copy()
-
-    def _count(self, what: int) -> None:
-        with self._shared.locked():
-            self._counters[what] += 1
 
     def _keep(self, place: int, sample: Any, generation: int) -> None:
         record = self._record(sample)
@@ -145,7 +148,7 @@ class CachedDataset(Dataset[T_co]):
             if not self._warned:
                 self._warned = True
                 warnings.warn(
-                    f"CachedDataset cannot keep samples that do not pickle, they are loaded each time: "
+                    "CachedDataset cannot keep samples that do not pickle, and loads them each time: "
                     f"{one_line(error)}",
                     AgnoloadWarning,
                     stacklevel=4,
@@ -153,8 +156,8 @@ class CachedDataset(Dataset[T_co]):
             return None
 
     def __getstate__(self) -> dict[str, Any]:
-        left = {"_counters", "_table"} if is_sending() else {"_counters", "_table", "_shared"}
-        return {name: value for name, value in self.__dict__.items() if name not in left}
+        views = {"_counters", "_counts", "_table"} | (set() if is_sending() else {"_shared"})
+        return {name: value for name, value in self.__dict__.items() if name not in views}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

@@ -5,8 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from agnoload.errors import OptionError, TooManyFailed
 from agnoload.messages import Failure, Reply, Tally
+from agnoload.protocols import IndexArray
+from agnoload.samplers.base import SeededSampler, effective_seed
 from agnoload.validate import number, number_of, positive
 
 JUDGED_FROM = 100
@@ -118,3 +122,25 @@ class Ceiling:
             some = ", ".join(repr(failure.index) for failure in self._failed[:8]) + ", ..." * (len(self._failed) > 8)
             text += f"indices {some}; the last error was {self._failed[-1].error}"
         return TooManyFailed(text, self._failed)
+
+
+class ReplacementKeys:
+    """Random indices of an epoch, for `on_error="replace"`; travels to workers with its sampler.
+
+    `order_seed`: None where the order of each epoch has the seed of its samples.
+    """
+
+    def __init__(self, sampler: SeededSampler[Any], order_seed: int | None) -> None:
+        self._sampler = sampler
+        self._order_seed = order_seed
+
+    def __call__(self, seed: int, epoch: int, rng: np.random.Generator, count: int) -> IndexArray:
+        order_seed = effective_seed(self._sampler, seed, seed) if self._order_seed is None else self._order_seed
+        if self._sampler.yields_batches:
+            batches = self._sampler.batches(order_seed, epoch)
+            picked = batches.batch(int(rng.integers(len(batches))))
+            return rng.permutation(picked)[:count]
+        order = self._sampler.order(order_seed, epoch)
+        n = len(order)
+        places = rng.permutation(n)[:count] if n <= count else rng.integers(n, size=count)
+        return np.concatenate([order.indices(place, place + 1) for place in places.tolist()])

@@ -85,40 +85,6 @@ class Stats:
         return "\n".join([*lines, self.verdict])
 
 
-class Benchmark(NamedTuple):
-    """What `loader.benchmark()` has measured; printed, it says so in three lines.
-
-    `loader`: batches a second of the loader by itself, after its first one; `ceiling`: batches a second when one batch
-    goes through the loader again and again, so that loading takes no time. `first_batch`: seconds until the first
-    batch, with the start of the workers. `batch_size`: samples a batch, on average. `verdict`: what `loader.stats()`
-    said of it.
-
-    >>> found = Benchmark(loader=50.0, ceiling=1000.0, first_batch=0.25, batch_size=32.0, verdict="add workers")
-    >>> found.advice
-    'a loop that spends 20 ms or more on a batch need not wait. add workers'
-    """
-
-    loader: float
-    ceiling: float
-    first_batch: float
-    batch_size: float
-    verdict: str
-
-    def __str__(self) -> str:
-        return (
-            f"the loader alone: {self.loader:,.1f} batches/s, {self.loader * self.batch_size:,.0f} samples/s, "
-            f"the first batch after {self.first_batch:.2f} s\n"
-            f"one batch again and again: {self.ceiling:,.1f} batches/s, the most that it can give\n{self.advice}"
-        )
-
-    @property
-    def advice(self) -> str:
-        """What to do with these numbers."""
-        if self.loader > 0.5 * self.ceiling:
-            return "loading takes little: the rest is a batch's way to the user, and larger batches make it cheaper"
-        return f"a loop that spends {1e3 / self.loader:.3g} ms or more on a batch need not wait. {self.verdict}"
-
-
 def _time(seconds: float) -> str:
     """A duration of any size, in three digits."""
     for unit, scale in (("s", 1), ("ms", 1e3)):
@@ -151,7 +117,7 @@ class Histogram:
 
 
 class Sums(NamedTuple):
-    """Totals since a loader was made, or the difference of two such: what a stretch of time has seen."""
+    """Totals since a loader was made."""
 
     batches: int
     seconds: float
@@ -162,9 +128,6 @@ class Sums(NamedTuple):
     """Seconds of work of all workers."""
     alive: float
     """Seconds in which workers could have worked, all of them together."""
-
-    def since(self, earlier: Sums) -> Sums:
-        return Sums(*(now - then for now, then in zip(self, earlier, strict=True)))  # type: ignore[arg-type]
 
     @property
     def share_waited(self) -> float:

@@ -2,55 +2,72 @@
 
 from __future__ import annotations
 
-import copy
 import random
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from agnoload.backend import registry
 from agnoload.errors import OptionError, StateError
-from agnoload.iterator import Progress
-from agnoload.planning.state import Place, Seeds
+from agnoload.planning.state import EpochSeeds, Place
 from agnoload.planning.user_sampler import Stranger
 from agnoload.samplers.base import SeededSampler, effective_seed
 from agnoload.seeding import check_seed, draw_from, draw_seed, no_generator
 from agnoload.validate import LARGEST, shown
 
-_KINDS = (np.random.Generator, np.random.RandomState, random.Random)
+
+class Running(Protocol):
+    """How far the user has come with an iterator; it outlives the iterator."""
+
+    asked: bool
+    """Whether the user has asked for a batch."""
+    over: bool
+    """Whether nobody can ask any more."""
+
+    @property
+    def epoch(self) -> int: ...
+
+    @property
+    def place(self) -> Place: ...
 
 
-class Epochs:
+class EpochCounter:
     """Counts epochs and hands out their seeds.
 
-    `stranger` is what orders the samples; `seed` and `generator` are the loader's options. `default` is the seed where
-    none is given: for what ranks share, so that they agree without being told. None: one is drawn.
+    `stranger` is what orders the samples; `seed` and `generator` are the loader's options. Where none is given, the
+    seed is `default`, so that ranks which share a stream agree; without a default one is drawn. A generator gives one
+    seed for each epoch, when the epoch begins.
     """
 
     def __init__(self, stranger: Stranger, seed: int | None, generator: Any, default: int | None = None) -> None:
         self._stranger = stranger
-        self._sampler = sampler = stranger.sampler
         self._given = seed
-        self._numbers = None if generator is None else Numbers(generator)
-        self._next = Place(0, seeds=Seeds(0, 0), begun=False)
+        self._generator = generator
+        self._drawn: list[int] = []
+        """The seeds that the generator has given; kept, so that a state of an earlier epoch can be loaded."""
+        self._next = Place(0, seeds=EpochSeeds(0, 0), begun=False)
         """Where the next iterator begins, unless one is under way."""
-        self._progress: Progress | None = None
+        self._running: Running | None = None
         if generator is None:
-            drawn = next((known for known in (seed, default) if known is not None), None)
-            drawn = draw_seed() if drawn is None else drawn
-            self._next = self._next._replace(seeds=Seeds(drawn, effective_seed(sampler, seed, drawn)), begun=True)
+            known = default if seed is None else seed
+            drawn = draw_seed() if known is None else known
+            self._next = Place(0, seeds=EpochSeeds(drawn, effective_seed(stranger.sampler, seed, drawn)))
+        elif isinstance(generator, (int, np.integer)):
+            draw_from(generator)  # it checks the number
+        elif not (isinstance(generator, _GENERATORS) or registry.gives_seeds(generator)):
+            raise no_generator(generator)
 
     @property
     def place(self) -> Place:
         """Where the data that was yielded ends."""
-        return self._next if self._progress is None else self._progress.place
+        return self._next if self._running is None else self._running.place
 
     @property
     def epoch(self) -> int:
         """The epoch that is running, else the one that the next iterator begins."""
-        progress = self._progress
-        if progress is not None and progress.over and progress.asked:
-            return progress.epoch + 1
+        running = self._running
+        if running is not None and running.over and running.asked:
+            return running.epoch + 1
         return self.place.epoch
 
     @property
@@ -61,67 +78,69 @@ class Epochs:
         sampler = {"state": left[0]} if left else place.sampler if not place.position else None
         return Place(self.epoch, seeds=place.seeds, begun=begun, sampler=sampler)
 
-    def twin(self) -> Epochs:
-        """Others, that begin where these stand and do not advance the generator: for measurements."""
-        self._heed()
-        twin = Epochs(self._stranger, self._given, None)
-        twin._next = Place(self.place.epoch, seeds=self.place.seeds)
+    def twin(self) -> EpochCounter:
+        """Another one that begins at this epoch and leaves the generator alone: for measurements."""
+        self.heed_sampler()
+        twin = EpochCounter(self._stranger, None, None)
+        twin._next = Place(self.place.epoch, seeds=self.place.seeds._replace(drawn=0))
         return twin
 
     @property
     def order_seed(self) -> int | None:
-        """What the orders of all epochs run on; None where each has its own."""
-        return self.place.seeds.order if self._numbers is None else None
+        """The seed of the orders of all epochs; None where each epoch has its own."""
+        return self.place.seeds.order if self._generator is None else None
 
     def set_epoch(self, epoch: int) -> None:
-        """The next iterator begins this epoch, unless a restored state goes on within it anyway."""
+        """Let the next iterator begin this epoch, unless a restored state is within that epoch."""
         epoch = check_seed(epoch, "epoch")
         if epoch > LARGEST:
             raise OptionError(f"epoch must be below 2**63, got {epoch}")
-        if self._progress is not None or self._next.epoch != epoch:
-            self._next = Place(epoch, seeds=self.place.seeds, begun=self._numbers is None)
-            self._progress = None
+        if self._running is not None or self._next.epoch != epoch:
+            self._next = Place(epoch, seeds=self.place.seeds, begun=self._generator is None)
+            self._running = None
 
-    def _heed(self) -> None:
-        """A sampler may have been asked for an epoch: that is heeded once."""
+    def heed_sampler(self) -> None:
+        """If the user has set an epoch on the sampler, begin that one: once."""
         asked = self._stranger.asked()
         if asked is not None:
             self.set_epoch(asked)
 
     def begin(self) -> Place:
-        """Where the iterator begins that is made now."""
-        self._heed()
-        if self._progress is not None and self._progress.over and not self._progress.asked:
-            return self._progress.place  # made only to see whether it can be made: that is not an epoch
-        if self._progress is not None:
-            return self.following(Place(self._progress.epoch + 1, seeds=self.place.seeds, begun=False))
+        """Where an iterator begins that is created now."""
+        self.heed_sampler()
+        running = self._running
+        if running is not None and running.over and not running.asked:
+            return running.place  # nobody has asked that iterator for a batch: it does not count as an epoch
+        if running is not None:
+            return self.following(Place(running.epoch + 1, seeds=self.place.seeds, begun=False))
         return self._next if self._next.begun else self.following(self._next)
 
     def following(self, place: Place) -> Place:
         """The beginning of an epoch, with its seeds."""
         seeds = place.seeds
-        if self._numbers is not None:
-            number = self._numbers.number(seeds.drawn)
-            seeds = Seeds(number, effective_seed(self._sampler, number, number), seeds.drawn + 1)
+        if self._generator is not None:
+            seed = self._seed_number(seeds.drawn)
+            seeds = EpochSeeds(seed, effective_seed(self._stranger.sampler, seed, seed), seeds.drawn + 1)
         return place._replace(seeds=seeds, begun=True)
 
-    def began(self, progress: Progress) -> None:
-        """An iterator has been made."""
-        self._progress = progress
+    def began(self, running: Running) -> None:
+        """An iterator has been created."""
+        self._running = running
 
     def check(self, place: Place) -> None:
         """`StateError` if a seed that was given is not the one that a state was saved with."""
         seeds, given = place.seeds, self._given
-        if bool(seeds.drawn) != (self._numbers is not None) and (seeds.drawn or place.begun):
-            wanted = "0 without a generator" if self._numbers is None else "1 or more with a generator"
+        if bool(seeds.drawn) != (self._generator is not None) and (seeds.drawn or place.begun):
+            wanted = "0 without a generator" if self._generator is None else "1 or more with a generator"
             raise StateError(f"drawn in a state must be {wanted}, got {seeds.drawn}")
         if given is not None and seeds.samples != given:
             raise StateError(
                 f"this state was saved with seed {shown(seeds.samples)}, but this loader was given seed {given}"
             )
-        order = self._sampler.seed if isinstance(self._sampler, SeededSampler) else None
+        sampler = self._stranger.sampler
+        order = sampler.seed if isinstance(sampler, SeededSampler) else None
         if given is not None:
-            order = effective_seed(self._sampler, given, given)
+            order = effective_seed(sampler, given, given)
         if order is not None and order != seeds.order:
             raise StateError(
                 f"this state was saved with a sampler on seed {shown(seeds.order)}, but this loader's is on {order}: "
@@ -129,46 +148,21 @@ class Epochs:
             )
 
     def restore(self, place: Place) -> None:
-        """The next iterator begins where a state was taken."""
-        if self._numbers is not None:
-            self._numbers.align(place.seeds)
+        """Let the next iterator begin where a state was saved; a generator is asked for the seeds up to there."""
+        seeds = place.seeds
+        if seeds.drawn and (found := self._seed_number(seeds.drawn - 1)) != seeds.samples:
+            raise StateError(
+                f"this state was saved with a generator that gave seed {shown(seeds.samples)} as number {seeds.drawn}, "
+                f"but this loader's gives {found}: seed it as the first loader's was, and draw nothing from it before"
+            )
         self._stranger.forget()
         self._next = place
-        self._progress = None
+        self._running = None
 
-
-class Numbers:
-    """The seeds that a generator gives, one for each epoch; what was drawn once is kept, so any may be asked again."""
-
-    def __init__(self, generator: Any) -> None:
-        self._generator = generator
-        self._drawn: list[int] = []
-        if isinstance(generator, (int, np.integer)):
-            draw_from(generator)
-        elif not (isinstance(generator, _KINDS) or registry.gives_seeds(generator)):
-            raise no_generator(generator)
-
-    def number(self, place: int) -> int:
-        """The seed at a place in the sequence."""
-        while len(self._drawn) <= place:
+    def _seed_number(self, number: int) -> int:
+        while len(self._drawn) <= number:
             self._drawn.append(draw_from(self._generator))
-        return self._drawn[place]
+        return self._drawn[number]
 
-    def align(self, seeds: Seeds) -> None:
-        """Go on behind the seed that a saved state ends with.
 
-        A generator that gives it at its place is as it was when the first loader began: what that one drew is drawn
-        again. Any other one is taken to be where the user wants it.
-        """
-        last = seeds.drawn - 1
-        if last < 0 or (len(self._drawn) > last and self._drawn[last] == seeds.samples):
-            return
-        try:
-            trial = Numbers(copy.deepcopy(self._generator))
-            trial._drawn = self._drawn[:]
-        except Exception:  # it cannot be copied
-            trial = self
-        if trial.number(last) == seeds.samples:
-            self.number(last)
-        else:
-            self._drawn = [*self._drawn[:last], *([0] * (last - len(self._drawn))), seeds.samples]
+_GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)

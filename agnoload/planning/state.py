@@ -15,10 +15,10 @@ from agnoload.validate import MOST_RANKS, items, same, shown, whole
 
 VERSION = 1
 DRAWN_AT_MOST = 1 << 20
-"""So many seeds are drawn anew from a generator, to see whether it is the one that a state was saved with."""
+"""A state may ask a generator for this many seeds."""
 
 
-class Seeds(NamedTuple):
+class EpochSeeds(NamedTuple):
     """What an epoch runs on."""
 
     samples: int
@@ -34,7 +34,7 @@ class Place(NamedTuple):
 
     epoch: int
     position: int = 0
-    seeds: Seeds = Seeds(0, 0)
+    seeds: EpochSeeds = EpochSeeds(0, 0)
     """Those of the epoch; where it has not `begun`, those of the one before."""
     begun: bool = True
     """Whether the epoch has its seeds already; with a generator they are drawn when it begins."""
@@ -99,7 +99,7 @@ def restore(state: Any, facts: Mapping[str, Any]) -> Place:
     begun = state.get("begun", True)
     if not isinstance(begun, bool):
         raise StateError(f"begun in a state must be a bool, got {shown(begun)}")
-    seeds = Seeds(
+    seeds = EpochSeeds(
         whole(state.get("seed"), "seed", None),
         whole(state.get("order_seed"), "order_seed", None),
         whole(state.get("drawn", 0), "drawn", DRAWN_AT_MOST),

@@ -27,12 +27,12 @@ import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
-from agnoload.errors import AgnoloadError, OptionError, warn
+from agnoload.errors import AgnoloadError, warn
 from agnoload.messages import Start
 from agnoload.pools import worker
 from agnoload.pools.worker import GROUP_SIGNALS, die_with, end_with, main
-from agnoload.system import resident
-from agnoload.transport.arena import anonymous_file
+from agnoload.system import method_of, resident
+from agnoload.transport.memory import anonymous_file
 
 THREADS = dict.fromkeys(
     ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1"
@@ -173,20 +173,6 @@ def standard_streams() -> Iterator[None]:
             os.close(fd)
 
 
-def method_of(context: Any) -> str:
-    """The name of the start method that an option of the loader asks for; `OptionError` if it is none."""
-    methods = available_methods()
-    if context is None:
-        return methods[0]
-    name = context if isinstance(context, str) else getattr(context, "get_start_method", lambda: None)()
-    if name not in methods:
-        raise OptionError(
-            f"multiprocessing_context must be one of {', '.join(map(repr, methods))}, a context of multiprocessing or "
-            f"multiprocess, or None, got {context!r}"
-        )
-    return str(name)
-
-
 def directory() -> str:
     """The working directory; the root where it has been removed."""
     try:
@@ -198,11 +184,6 @@ def directory() -> str:
 def search_path() -> list[str]:
     """`sys.path` for another process, wherever that one works."""
     return [str(entry) or directory() for entry in sys.path if isinstance(entry, str)]  # as the import system does
-
-
-def available_methods() -> list[str]:
-    """The start methods of this platform, the default first."""
-    return ["forkserver", "spawn", "fork"] if hasattr(os, "fork") else ["spawn"]
 
 
 # ---------------------------------------------------------------------------------------------- through a context

@@ -44,7 +44,6 @@ from agnoload.pools.launcher import (
     Process,
     directory,
     interrupts_held,
-    method_of,
     preload,
     search_path,
     standard_streams,
@@ -68,12 +67,13 @@ from agnoload.pools.worker import (
     check_reading,
     checksum,
 )
+from agnoload.system import method_of
 from agnoload.transport import pickling
-from agnoload.transport.arena import Arena, Attach, Fence, Slot
-from agnoload.transport.memory import sending
+from agnoload.transport.arena import Arena, Fence, Slot
+from agnoload.transport.memory import Attach, sending
 from agnoload.transport.payload import Digest, digest, pack
 from agnoload.transport.remote_errors import Described, restore
-from agnoload.transport.wire import Place, decode
+from agnoload.transport.wire import EncodedSpan, decode
 
 SILENCE = 60.0
 """Seconds without a batch after which one warning tells what the workers are doing."""
@@ -151,7 +151,7 @@ class ProcessPool:
         self._extra: list[int] = []  # descriptors of shared files in the dataset, which stay theirs
         self._environment = environment or {}
         self._digest: Digest | None = None
-        self._classes: dict[str, type] = {}
+        self._classes: list[type] = []
         check_reading()
         for needed, there in (("/proc", os.path.isdir("/proc/self/fd")), ("memfd", hasattr(os, "memfd_create"))):
             if not there:
@@ -174,7 +174,7 @@ class ProcessPool:
         else:
             with sending() as self._extra:
                 self._around = surroundings(self._environment, fetch.parts())
-                self._payload, self._classes = pack(fetch, self._around, fetch.parts(), method)
+                self._payload, self._classes, self._around["modules"] = pack(fetch, self._around, fetch.parts(), method)
         if method == "forkserver":
             self.preload = preload(self._around)
             self._server = self.preload.server(self._around)
@@ -203,7 +203,7 @@ class ProcessPool:
     def submit(self, request: Request) -> None:
         self._enter()
         try:
-            slot = self.arena.take()
+            slot = self.arena.acquire()
             self.arena.trim()
             flight = self._flights[request.number] = _Flight(request, slot)
             self._send(flight)
@@ -437,7 +437,7 @@ class ProcessPool:
         self, number: int, slot_number: int, worker: int, kind: int, check: int, offset: int, nbytes: int, arrays: int,
         end: int, samples: int, started: float, fetched: float, collated: float, finished: float,
     ) -> None:  # fmt: skip
-        arena, place = self.arena, Place(offset, nbytes, arrays, end)
+        arena, place = self.arena, EncodedSpan(offset, nbytes, arrays, end)
         if not (worker in self._latest and arena.has(slot_number) and offset >= 0 and 0 <= nbytes <= end - offset):
             return self._refuse(worker, "a ticket that names no place of its own")
         flight, slot = self._flights.get(number), arena[slot_number]
@@ -568,7 +568,7 @@ class ProcessPool:
         self._tickets -= len(waiting)
         self._send_again(self._flights[number] for number in waiting)
         for number in missing:
-            self._flights[number].slot = self.arena.take()
+            self._flights[number].slot = self.arena.acquire()
         return [self._flights[number] for number in sorted(missing)]
 
     def _send_again(self, flights: Iterable[_Flight]) -> None:

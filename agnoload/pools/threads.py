@@ -10,14 +10,17 @@ import threading
 import time
 import traceback
 from collections import deque
+from collections.abc import Callable
 from contextvars import Context
 from typing import Any
 
 from agnoload.errors import AgnoloadError, LoaderClosed, WorkerTimeout, add_note, warn
+from agnoload.global_rng import GlobalRngMonitor
 from agnoload.messages import Reply, Request, describe_request
 from agnoload.pools import processes
 from agnoload.pools.processes import check_process
 from agnoload.pools.worker import WorkerFetch, end_copy
+from agnoload.protocols import Pool
 from agnoload.transport.recycled import Recycled
 
 
@@ -151,3 +154,43 @@ class ThreadPool:
         frame: Any = sys._current_frames().get(self._threads[worker].ident or 0)
         stack = "".join(traceback.format_stack(frame)) if frame is not None else "  (it has none)"
         return f"worker {worker} (a thread) is busy with {what}; its stack:\n{stack}"
+
+
+class WatchedPool:
+    """A pool of threads that warns, once, if samples draw from generators that the threads share.
+
+    It compares the generators before the first request and after the first reply. Meanwhile the user's own thread waits
+    here, so it is not the one that draws.
+    """
+
+    def __init__(self, pool: Pool, say: Callable[[str], None]) -> None:
+        self._pool = pool
+        self._say = say
+        self._watch: GlobalRngMonitor | None = None
+        self._watched = False
+
+    def submit(self, request: Request) -> None:
+        if self._watch is None and not self._watched:
+            self._watch = GlobalRngMonitor()
+        self._pool.submit(request)
+
+    def receive(self, timeout: float | None = None) -> Reply:
+        reply = self._pool.receive(timeout)
+        watch, self._watch = self._watch, None
+        if watch is not None and not self._watched and (names := watch.drawn()):
+            self._say(
+                f"samples draw from {' and '.join(names)}, which all threads of this process share, so what they draw "
+                "depends on which thread comes first. Draw from agnoload.sample_rng() instead, or use worker processes"
+            )
+        self._watched = True
+        return reply
+
+    @property
+    def waiting(self) -> bool:
+        return self._pool.waiting
+
+    def ready(self) -> bool:
+        return self._pool.ready()
+
+    def close(self) -> None:
+        self._pool.close()

@@ -31,12 +31,11 @@ from agnoload.messages import Failure, Reply, Request, Start, StreamReport, desc
 from agnoload.monitoring.logs import Listener
 from agnoload.protocols import ClosableFetch
 from agnoload.system import resident
-from agnoload.transport.arena import Mapping as Memory
 from agnoload.transport.arena import Slot, Slots
+from agnoload.transport.memory import Mapping as Memory
 from agnoload.transport.payload import Payload
-from agnoload.transport.pickling import inherit_classes
 from agnoload.transport.remote_errors import describe
-from agnoload.transport.wire import Place, encode
+from agnoload.transport.wire import EncodedSpan, encode
 
 REQUEST = struct.Struct("<4q")
 """number, slot, bytes of the request in the slot, its form; a number below zero ends the worker."""
@@ -56,7 +55,7 @@ GROUP_SIGNALS = (signal.SIGHUP, signal.SIGQUIT, signal.SIGALRM, signal.SIGTERM, 
 _DEATH_SIGNAL, _NAME = 1, 15  # PR_SET_PDEATHSIG, PR_SET_NAME
 
 
-def checksum(slot: Slot, place: Place) -> int:
+def checksum(slot: Slot, place: EncodedSpan) -> int:
     """Of all that is unpickled of a batch: what was not written to its end, or not by a worker, is never read."""
     return zlib.crc32(slot.view[place.offset : place.end])
 
@@ -214,7 +213,6 @@ def main(start: Start, extra: list[int], inherited: Any = None) -> None:
             answer(answered(), (signal.SIGTERM,))  # a forked copy of the user's handler must not answer ours
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM, DUMP_SIGNAL})
             listener.install(None)
-            inherit_classes()
             read = partial(_identity, inherited)
         _dump_to(start.arena, control.dump_offset(start.worker))
         control.stage(start.worker, Stage.STARTING)

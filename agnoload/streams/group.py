@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from agnoload.batching.ragged import PackedRows
+from agnoload.batching.packing import PackedRows
 from agnoload.errors import OptionError, StateError
 from agnoload.streams.base import DerivedStream, IterableDataset, lanes_of, need_length, need_shards
 from agnoload.streams.cursor import (

@@ -27,7 +27,7 @@ WORKERS = (0, 2, 1)
 """Loaders are stopped and resumed with these numbers of workers in turn."""
 
 
-def check_resume(make_loader: Callable[..., DataLoader[Any, Any]]) -> None:
+def check_resume(make_loader: Callable[..., DataLoader[Any]]) -> None:
     """Check that a loader resumes exactly, at every batch; `make_loader()` makes a fresh, equal loader at each call.
 
     If it takes `num_workers`, loaders with 0, 1 and 2 workers go on from each other's states. After each of 0, 1, ...
@@ -69,7 +69,7 @@ class _Run(NamedTuple):
         return left | {"the next epoch": self.epochs[1]}
 
 
-def _maker(make_loader: Callable[..., DataLoader[Any, Any]]) -> tuple[Callable[[int], DataLoader[Any, Any]], bool]:
+def _maker(make_loader: Callable[..., DataLoader[Any]]) -> tuple[Callable[[int], DataLoader[Any]], bool]:
     """A function of the number of workers, and whether that number is taken up."""
     parameters = inspect.signature(make_loader).parameters.values()
     if any(p.name == "num_workers" or p.kind is p.VAR_KEYWORD for p in parameters):
@@ -97,7 +97,7 @@ def _refused(where: str) -> Iterator[None]:
 
 
 @contextmanager
-def _open(make: Callable[[int], DataLoader[Any, Any]], workers: int, state: Any) -> Iterator[DataLoader[Any, Any]]:
+def _open(make: Callable[[int], DataLoader[Any]], workers: int, state: Any) -> Iterator[DataLoader[Any]]:
     """A fresh loader that goes on from a state, and has it."""
     with make(workers) as loader:
         if state is not None:
@@ -107,7 +107,7 @@ def _open(make: Callable[[int], DataLoader[Any, Any]], workers: int, state: Any)
         yield loader
 
 
-def _unbroken(make: Callable[[int], DataLoader[Any, Any]], workers: int, state: Any) -> tuple[_Run, list[Any]]:
+def _unbroken(make: Callable[[int], DataLoader[Any]], workers: int, state: Any) -> tuple[_Run, list[Any]]:
     """Two epochs without a stop, and a state after each number of batches of the first, and after its end."""
     with _open(make, workers, state) as loader:
         states = [_plain(loader.state_dict())]
@@ -128,7 +128,7 @@ def _is_map(state: Any) -> bool:
 
 
 def _stop_with_workers(
-    make: Callable[[int], DataLoader[Any, Any]], whole: _Run, states: list[Any]
+    make: Callable[[int], DataLoader[Any]], whole: _Run, states: list[Any]
 ) -> tuple[_Run, list[Any]]:
     """An unbroken run with workers and its states: what was prefetched must not show."""
     run, found = _unbroken(make, WORKERS[1], states[0])
@@ -144,7 +144,7 @@ def _stop_with_workers(
     return run, found
 
 
-def _resume_at(make: Callable[[int], DataLoader[Any, Any]], workers: int, run: _Run, k: int, state: Any) -> None:
+def _resume_at(make: Callable[[int], DataLoader[Any]], workers: int, run: _Run, k: int, state: Any) -> None:
     """Compare with what followed in the run that the state is of: out of order, others had other batches left."""
     where = f"after a stop at batch {k} of {len(run.epochs[0])}, with {workers} workers"
     with _refused(where), _open(make, workers, state) as loader:
@@ -152,7 +152,7 @@ def _resume_at(make: Callable[[int], DataLoader[Any, Any]], workers: int, run: _
             _compare([comparable(batch) for batch in loader], wanted, run.in_order, f"{where}, {name}")
 
 
-def _chain(make: Callable[[int], DataLoader[Any, Any]], varied: bool, whole: _Run, states: list[Any]) -> None:
+def _chain(make: Callable[[int], DataLoader[Any]], varied: bool, whole: _Run, states: list[Any]) -> None:
     """Three stops in one epoch."""
     n = len(whole.epochs[0])
     stops = sorted({n // 4, n // 2, 3 * n // 4})

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agnoload.errors import AgnoloadError
-from agnoload.transport.memory import descriptors
+from agnoload.transport.memory import descriptor_folder
 
 _COPIED = 1 << 20
 """A private mapping is copied, as a fork copies it; only a large one that nobody has changed yet is mapped instead."""
@@ -146,7 +146,7 @@ def _opened() -> dict[str, list[str]]:
     """The descriptors of this process by what they show, as paths by which another process opens the same file."""
     found: dict[str, list[str]] = {}
     with suppress(OSError):
-        folder = descriptors()
+        folder = descriptor_folder()
         for number in os.listdir(folder):
             with suppress(OSError):
                 found.setdefault(os.readlink(f"{folder}/{number}"), []).append(f"{folder}/{number}")

@@ -1,25 +1,29 @@
 """Memory that several processes map at once, and how it reaches a worker: by descriptor, never by name.
 
-A `SharedFile` has no name that could collide or be left behind: it is gone when the last process that maps it is. So
-it cannot be pickled in general, only while a payload is packed for a worker:
+A file without a name cannot collide with another or be left behind: it is gone when the last process that maps it is.
+It cannot be pickled in general, only while a payload is packed for a worker:
 
     with sending() as descriptors:                    in the parent
         payload = pickle.dumps(dataset)
-    ...                                               the payload and the descriptors go to the worker, each its own way
-    with receiving(descriptors):                      in the worker, with the numbers that they have there
+    ...                                               payload and descriptors go to the worker, each its own way
+    with Receiving(descriptors):                      in the worker, with the numbers that they have there
         dataset = pickle.loads(payload)
+
+What only one system has (memfd, huge pages, holes in a file) is looked up when it is used, not at import.
 """
 
 from __future__ import annotations
 
+import ctypes
+import errno
+import functools
 import mmap
 import os
-import sys
 import tempfile
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -28,53 +32,150 @@ import numpy.typing as npt
 
 from agnoload.errors import AgnoloadError
 
-_fcntl: Any
-try:
-    import fcntl as _fcntl
-except ImportError:  # not a POSIX system: there, no such file reaches another process
-    _fcntl = None
+ALIGNMENT = 64
+HUGE = 1 << 21
+"""The size of a huge page: one page fault and one entry in the processor's table of addresses instead of 512."""
+_NO_ACCESS, _FIXED = 0, 0x10  # PROT_NONE, MAP_FIXED
+_COLLAPSE = 25  # MADV_COLLAPSE, since Linux 6.1; an older system refuses it and changes nothing
+_PUNCH_HOLE = 0x03  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
+
+Attach = Callable[[npt.NDArray[np.uint8]], Callable[[], None]]
+"""Page-locks memory for a device; what it gives undoes that."""
 
 
-class _Arrived:
-    """The descriptors that came with a payload, and which of them belong to a file by now."""
-
-    def __init__(self, descriptors: Sequence[int]) -> None:
-        self.descriptors = list(descriptors)
-        self.taken: set[int] = set()
+def aligned(nbytes: int) -> int:
+    """The next multiple of `ALIGNMENT`."""
+    return (nbytes + ALIGNMENT - 1) & -ALIGNMENT
 
 
-_sending: ContextVar[list[int] | None] = ContextVar("agnoload_sending", default=None)
-_receiving: ContextVar[_Arrived | None] = ContextVar("agnoload_receiving", default=None)
+def aligned_empty(nbytes: int) -> npt.NDArray[np.uint8]:
+    """Uninitialised private memory at a multiple of `ALIGNMENT`."""
+    memory = np.empty(nbytes + ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % ALIGNMENT
+    return memory[start : start + nbytes]
+
+
+def interface(address: int, nbytes: int) -> dict[str, Any]:
+    """`__array_interface__` of bytes at an address: arrays made of an object that has it keep that object alive."""
+    return {"version": 3, "typestr": "|u1", "shape": (nbytes,), "data": (address, False)}
+
+
+# ---------------------------------------------------------------------------------------------------- files
+
+
+def anonymous_file(name: str, nbytes: int) -> int:
+    """A descriptor of a file without a name, of `nbytes` zeros that take no memory until they are written."""
+    if hasattr(os, "memfd_create"):
+        fd = os.memfd_create(name, os.MFD_CLOEXEC)
+    else:
+        with tempfile.TemporaryFile() as file:
+            fd = os.dup(file.fileno())
+    try:
+        os.ftruncate(fd, nbytes)
+    except OSError as error:
+        os.close(fd)
+        if error.errno == errno.EFBIG:
+            error.add_note(
+                "shared memory is a file, and the limit on file sizes is too low for it: lift it "
+                "(ulimit -f unlimited), or use worker_type='thread' or num_workers=0"
+            )
+        raise
+    return fd
+
+
+def punch_hole(fd: int, start: int, nbytes: int) -> None:
+    """Give the memory of whole pages in a part of a file back to the system; they read as zeros from then on."""
+    _libc().fallocate(fd, _PUNCH_HOLE, start, nbytes)
+
+
+class Mapping:
+    """A piece of a file in this process's memory, unmapped when nothing refers to it any more.
+
+    Not `mmap.mmap`, which keeps a descriptor of its own for each mapping.
+    """
+
+    def __init__(self, fd: int, offset: int, nbytes: int, private: bool = False) -> None:
+        self.address, *whole = _map(fd, offset, nbytes, mmap.MAP_PRIVATE if private else mmap.MAP_SHARED)
+        self.nbytes = nbytes
+        self.__array_interface__ = interface(self.address, nbytes)
+        self._detach: list[Callable[[], None]] = []
+        # Not at exit: arrays may still be read there, and the end of the process unmaps everything anyway.
+        weakref.finalize(self, _unmap, self._detach, *whole).atexit = False
+
+    def attach(self, attach: Attach) -> None:
+        """Have a backend page-lock this memory, once; undone before the memory is unmapped."""
+        if not self._detach:
+            # An array made of `self` would keep the mapping alive for ever: the backend may hold on to what it locks.
+            borrowed = (ctypes.c_ubyte * self.nbytes).from_address(self.address)
+            self._detach.append(attach(np.ctypeslib.as_array(borrowed)))
+
+    def array(self) -> Any:
+        """All bytes, as an array of uint8 that keeps the mapping alive."""
+        return np.asarray(self)
+
+    def use_huge_pages(self, start: int, stop: int) -> None:
+        """Let a part that is about to be written have huge pages where the system can; what is there already stays.
+
+        `start` and `stop` are multiples of `HUGE`.
+        """
+        if start < stop:
+            self.array()[start:stop:HUGE].sum()  # the system only enlarges pages, so each needs a small one first
+            _libc().madvise(self.address + start, stop - start, _COLLAPSE)
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64]
+    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+    return libc
+
+
+def _map(fd: int, offset: int, nbytes: int, flags: int) -> tuple[int, int, int]:
+    """Map a piece of a file; gives its address, and the address and length of what must be unmapped."""
+    writable = mmap.PROT_READ | mmap.PROT_WRITE
+    if nbytes < HUGE:
+        address = _mmap(None, nbytes, writable, flags, fd, offset)
+        return address, address, nbytes
+    # Huge pages need an address that is a multiple of their size: reserve enough to have one, and map over that.
+    reserved = _mmap(None, nbytes + HUGE, _NO_ACCESS, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+    address = _mmap(-(-reserved // HUGE) * HUGE, nbytes, writable, flags | _FIXED, fd, offset)
+    return address, reserved, nbytes + HUGE
+
+
+def _mmap(at: int | None, nbytes: int, protection: int, flags: int, fd: int, offset: int) -> int:
+    address: int | None = _libc().mmap(at, nbytes, protection, flags, fd, offset)
+    if address is None or address == ctypes.c_void_p(-1).value:
+        error = ctypes.get_errno()
+        raise OSError(error, f"cannot map {nbytes} bytes of shared memory: {os.strerror(error)}")
+    return address
+
+
+def _unmap(detach: list[Callable[[], None]], address: int, nbytes: int) -> None:
+    try:
+        for undo in detach:
+            undo()
+    finally:
+        _libc().munmap(address, nbytes)
 
 
 class SharedFile:
     """`nbytes` of zeroed memory that this process and its workers write to and read from.
 
-    Pages take memory once they are written to. `bytes` is all of it as a writable uint8 array. Whoever made it closes
-    it, at the latest when it is collected; in a forked child that does nothing. A closed one must not be used, arrays
-    of it stay readable.
+    Pages take memory once they are written. `bytes` is all of it as a writable uint8 array. Its owner closes it, at the
+    latest when it is collected; arrays of it stay readable afterwards.
     """
 
-    def __init__(self, nbytes: int) -> None:
-        nbytes = max(nbytes, 1)
-        fd = _new_file()
-        try:
-            os.ftruncate(fd, nbytes)
-            self._take_over(fd, nbytes)
-        except BaseException:
-            os.close(fd)
-            raise
-
-    def _take_over(self, fd: int, nbytes: int) -> None:
-        self.nbytes = nbytes
-        # Before Python 3.13 a mapping keeps a descriptor of its own.
-        options: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
-        self._mapping = mmap.mmap(fd, nbytes, **options)
-        self._fd = fd
-        self.bytes: npt.NDArray[np.uint8] = np.frombuffer(self._mapping, np.uint8)
-        self._mutex = threading.Lock()
-        self._mutex_pid = os.getpid()
-        self._close = weakref.finalize(self, _close, fd, os.getpid())
+    def __init__(self, nbytes: int, fd: int | None = None) -> None:
+        self.nbytes = max(nbytes, 1)
+        self._fd = anonymous_file("agnoload", self.nbytes) if fd is None else fd
+        # The finalizer knows its process: a forked child must not close the parent's number, which it may reuse.
+        self._close = weakref.finalize(self, _close, self._fd, os.getpid())
+        self.bytes: npt.NDArray[np.uint8] = Mapping(self._fd, 0, self.nbytes).array()
+        self._mutex = os.getpid(), threading.Lock()
 
     def fileno(self) -> int:
         """The descriptor; it stays this object's."""
@@ -82,57 +183,49 @@ class SharedFile:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep all other threads and processes out that lock this file; the kernel unlocks it if this process dies."""
-        if self._mutex_pid != os.getpid():  # forked while a thread of the parent may have held it
-            self._mutex = threading.Lock()
-            self._mutex_pid = os.getpid()
-        with self._mutex:
-            if _fcntl is None:
-                yield
-                return
-            _fcntl.lockf(self._fd, _fcntl.LOCK_EX)
+        """Keep all other threads and processes out that lock this file; the kernel unlocks it if this process dies.
+
+        The kernel's lock belongs to the whole process, so threads need one of their own.
+        """
+        import fcntl
+
+        if self._mutex[0] != os.getpid():  # forked while a thread of the parent may have held it
+            self._mutex = os.getpid(), threading.Lock()
+        with self._mutex[1]:
+            fcntl.lockf(self._fd, fcntl.LOCK_EX)
             try:
                 yield
             finally:
-                _fcntl.lockf(self._fd, _fcntl.LOCK_UN)
+                fcntl.lockf(self._fd, fcntl.LOCK_UN)
 
     def forget(self, start: int, stop: int) -> None:
         """Give the memory of whole pages between two offsets back; they read as zeros from then on."""
-        start, stop = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, stop // mmap.PAGESIZE * mmap.PAGESIZE
-        if stop <= start:
-            return
-        if hasattr(mmap, "MADV_REMOVE"):
-            self._mapping.madvise(mmap.MADV_REMOVE, start, stop - start)
-        else:
-            self.bytes[start:stop] = 0
+        punch_hole(self._fd, start, stop - start)
 
     def close(self) -> None:
         """Give back the descriptor; the memory follows when no array shows it any more. Twice is fine."""
         self._close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _receive, (_send(self._fd), self.nbytes)
+        return _received_file, (self.nbytes, _send(self._fd))
 
     def __repr__(self) -> str:
         return f"SharedFile({self.nbytes})"
 
 
-class Descriptor:
-    """A descriptor within a payload; it stays its owner's. `detach` gives the number that it has in the worker."""
-
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _Sent, (_send(self._fd),)
+def _close(fd: int, owner: int) -> None:
+    if os.getpid() == owner:
+        os.close(fd)
 
 
-class _Sent:
-    def __init__(self, place: int) -> None:
-        self._place = place
+def _received_file(nbytes: int, position: int) -> SharedFile:
+    return SharedFile(nbytes, _receive(position))
 
-    def detach(self) -> int:
-        return _arrived(self._place)
+
+# ---------------------------------------------------------------------------------------------------- descriptors
+
+_sending: ContextVar[list[int] | None] = ContextVar("agnoload_sending", default=None)
+_receiving: ContextVar[Receiving | None] = ContextVar("agnoload_receiving", default=None)
 
 
 @contextmanager
@@ -154,31 +247,45 @@ def is_sending() -> bool:
     return _sending.get() is not None
 
 
-class _Receiving:
-    """No generator function: see `seeding.use`."""
+class Receiving:
+    """Let what was pickled under `sending` be unpickled meanwhile, given its descriptors in their order.
+
+    They are taken over: a file that is unpickled owns its own, the others are closed at the end. No generator function,
+    since `contextlib` writes into the exceptions that pass through it, and a user's may refuse that.
+    """
 
     def __init__(self, descriptors: Sequence[int]) -> None:
-        self._arrived = _Arrived(descriptors)
+        self.descriptors = descriptors
+        self.owned: set[int] = set()
 
     def __enter__(self) -> None:
-        self._token = _receiving.set(self._arrived)
+        self._token = _receiving.set(self)
 
     def __exit__(self, *error: object) -> None:
         _receiving.reset(self._token)
-        for fd in set(self._arrived.descriptors) - self._arrived.taken:
+        for fd in set(self.descriptors) - self.owned:
             os.close(fd)
 
 
-def receiving(descriptors: Sequence[int]) -> AbstractContextManager[None]:
-    """Let what was pickled under `sending` be unpickled, given its descriptors in their order.
+class Descriptor:
+    """A descriptor within a payload, whoever owns it; `detach` gives the number that it has in the worker."""
 
-    The descriptors are taken over: a file that is unpickled owns its own, the others are closed at the end.
-    """
-    return _Receiving(descriptors)
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def detach(self) -> int:
+        return self._fd
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _received_descriptor, (_send(self._fd),)
+
+
+def _received_descriptor(position: int) -> Descriptor:
+    return Descriptor(_receive(position))
 
 
 def _send(fd: int) -> int:
-    """Send a descriptor along; gives its place among those that are sent."""
+    """Send a descriptor along; gives its position among those that are sent."""
     descriptors = _sending.get()
     if descriptors is None:
         raise AgnoloadError(
@@ -189,36 +296,18 @@ def _send(fd: int) -> int:
     return descriptors.index(fd)
 
 
-def _arrived(place: int) -> int:
-    """A descriptor that has come with the payload; the caller owns it."""
-    arrived = _receiving.get()
-    if arrived is None:
+def _receive(position: int) -> int:
+    """The descriptor that has come with the payload; the caller owns it."""
+    received = _receiving.get()
+    if received is None:
         raise AgnoloadError("shared memory can be unpickled only in the worker that it was packed for")
-    fd = arrived.descriptors[place]
-    if fd in arrived.taken:  # it was pickled more than once
+    fd = received.descriptors[position]
+    if fd in received.owned:  # it was pickled more than once
         return os.dup(fd)
-    arrived.taken.add(fd)
+    received.owned.add(fd)
     return fd
 
 
-def _receive(place: int, nbytes: int) -> SharedFile:
-    file = SharedFile.__new__(SharedFile)
-    file._take_over(_arrived(place), nbytes)
-    return file
-
-
-def descriptors() -> str:
-    """The folder in which another process finds this one's descriptors, and can open for itself what they show."""
+def descriptor_folder() -> str:
+    """Where another process finds this one's descriptors, and can open for itself what they show."""
     return f"/proc/{os.readlink('/proc/self')}/fd"
-
-
-def _new_file() -> int:
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("agnoload", os.MFD_CLOEXEC)
-    with tempfile.TemporaryFile() as file:  # on POSIX it has no name from the start
-        return os.dup(file.fileno())
-
-
-def _close(fd: int, owner: int) -> None:
-    if os.getpid() == owner:
-        os.close(fd)

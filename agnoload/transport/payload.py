@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import importlib.machinery
 import io
 import itertools
 import math
@@ -22,8 +21,8 @@ import time
 import traceback
 import types
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
 import cloudpickle
@@ -32,79 +31,173 @@ import numpy as np
 from agnoload.errors import DatasetNotPicklable, add_note, one_line, warn
 from agnoload.inspect import LONG, parts_of, walk_objects
 from agnoload.system import free_in_forks
-from agnoload.transport import spawning
-from agnoload.transport.arena import HUGE, aligned, anonymous_file
-from agnoload.transport.arena import Mapping as Memory
+from agnoload.transport import pickling, spawning
 from agnoload.transport.mapped import MappedFiles
-from agnoload.transport.memory import receiving, sending
-from agnoload.transport.pickling import Pickler, learn_classes
+from agnoload.transport.memory import HUGE, Receiving, aligned, anonymous_file, sending
+from agnoload.transport.memory import Mapping as Memory
 
-_HEAD = struct.Struct("<4q")  # bytes of the surroundings, of the pickle, number of spans, bytes in all
-_P = TypeVar("_P", bound=Pickler)
+_LENGTH = struct.Struct("<q")
 _packing = free_in_forks(threading.RLock())
+"""cloudpickle's list of modules that go by value, and the start that `spawning` feigns, are the whole process's."""
 
 WHOLE, BUFFERS = 1 << 20, 1 << 24
 """Bytes of a pickle, and of the arrays beside it, that a digest looks at whole: some 20 ms."""
 SAMPLE = 64
 """Entries of a long container that an outline looks at."""
+_PicklerT = TypeVar("_PicklerT", bound="_Pickler")
+
+
+class _Pickler(pickling.Pickler):
+    """For a worker: arrays in mapped files go as their place there, objects of `multiprocessing` go too, and what a
+    worker could not import goes by value."""
+
+    def __init__(self, stream: Any, buffer_callback: Callable[[pickle.PickleBuffer], Any], names: bool = True) -> None:
+        super().__init__(stream, 5, buffer_callback=buffer_callback)
+        self.files = MappedFiles(names)
+        self.classes: list[type] = []
+        """Those that go by value."""
+        self.modules: dict[str, None] = {}
+        """Those that a worker will import."""
+        self._met: set[str] = set()
+        self._strays: list[types.ModuleType] = []
+
+    def dump(self, value: Any) -> None:
+        try:
+            super().dump(value)
+        finally:
+            for module in self._strays:
+                cloudpickle.unregister_pickle_by_value(module)
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, np.ndarray):
+            return self.files.reduce(value)
+        reduced = spawning.reduce(value)
+        if reduced is not NotImplemented:
+            return reduced
+        if isinstance(value, types.ModuleType):
+            self._meet(value.__name__)
+            self.modules[value.__name__] = None
+        elif isinstance(value, (type, types.FunctionType)):
+            self._meet(value.__module__)
+            reduced = self.reduce_definition(value)
+            if reduced is NotImplemented:
+                self.modules[str(value.__module__)] = None
+            elif isinstance(value, type):
+                self.classes.append(value)
+            return reduced
+        return super().reducer_override(value)
+
+    def _meet(self, name: str) -> None:
+        """Have a module go by value if a worker could not import it: a test, or a helper beside a notebook.
+
+        `__main__` does so anyway; `__mp_main__` is the script in a process that `multiprocessing` has spawned.
+        """
+        module = sys.modules.get(name)
+        if name in self._met or name == "__main__" or not isinstance(module, types.ModuleType):
+            return
+        self._met.add(name)
+        registered = name in cloudpickle.list_registry_pickle_by_value()
+        if getattr(module, "__file__", None) and not registered and not _is_importable(name, tuple(sys.path)):
+            with suppress(ValueError):  # it has another name in `sys.modules` than its own
+                cloudpickle.register_pickle_by_value(module)
+                self._strays.append(module)
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_importable(name: str, path: tuple[str, ...]) -> bool:
+    """Whether a fresh process with this `sys.path` finds the package, or the module, that a module is in."""
+    for finder in sys.meta_path:  # import hooks of editable installs are there, too; those of pytest are not
+        if "pytest" not in type(finder).__module__:
+            with suppress(Exception):
+                if finder.find_spec(name.partition(".")[0], None) is not None:
+                    return True
+    return False
 
 
 def pack(
-    value: Any, surroundings: dict[str, Any], parts: Mapping[str, Any], method: str
-) -> tuple[int, dict[str, type]]:
-    """A descriptor of a file that holds `value`, for `Payload` in another process, and the classes that go by value:
-    to be kept as long as instances of them may come back.
+    value: Any, surroundings: Mapping[str, Any], parts: Mapping[str, Any], method: str
+) -> tuple[int, list[type], list[str]]:
+    """A descriptor of a file that holds `value`, for `Payload` in another process; the classes that go by value, to be
+    kept as long as instances of them may come back; and the names of the modules that the other process will import.
 
-    `surroundings` are plain values that must be in place before `value` can be read; afterwards they have the names of
-    the modules that this will import, too. `parts` are the user's objects within `value` by name, and `method` the
-    start method, for the error: what cannot be pickled is a `DatasetNotPicklable` that names the path to the culprit.
+    `surroundings` are plain values that must be in place before `value` can be read. `parts` are the user's objects
+    within `value` by name, and `method` the start method, for the error: what cannot be pickled is a
+    `DatasetNotPicklable` that names the path to the culprit.
     """
     buffers: list[pickle.PickleBuffer] = []
     stream = io.BytesIO()
-    pickler = Pickler(stream, 5, buffer_callback=buffers.append)
-    classes = pickler.classes = {}
-    modules = pickler.modules = {}
-    files = pickler.files = MappedFiles()
-    with _packing, _unimportable_by_value(), spawning.starting():
+    pickler = _Pickler(stream, buffers.append)
+    with _packing, spawning.starting():
         try:
-            pickler.dump((spawning.Parent(), value, classes))  # the last is full when the others have been written
+            pickler.dump((spawning.Parent(), value, pickler.classes))  # the last is full when the others are written
         except Exception as error:
             path, culprit = find_culprit(parts, _pickles)
-            if not path and not isinstance(error, _PICKLINGS_OWN):
+            if not path and not isinstance(error, _PICKLERS_OWN):
                 raise  # out of a signal handler: it is not about what is packed
             raise _explain(error, path or "the loader", culprit, method) from error
-        if files.lost:
+        if pickler.files.lost:
             path, _ = find_culprit(parts, _reaches)
             warn(
                 f"{path or 'the dataset'} lies in shared memory that has no file, so each worker gets a private copy "
                 "and what is written there later reaches nobody else: use multiprocessing.RawArray or SharedMemory, "
                 "np.memmap, or multiprocessing_context='fork'"
             )
-    header = stream.getbuffer()
-    around = pickle.dumps(surroundings, 5)
-    surroundings["modules"] = list(modules)
     raws = [buffer.raw() for buffer in buffers]
-    offset = aligned(_HEAD.size + len(around) + len(header) + 16 * len(raws))
-    spans: list[int] = []
-    for raw in raws:
-        spans += (offset, raw.nbytes)
-        offset = aligned(offset + raw.nbytes)
-    total = max(offset, 1)
+    return _written(surroundings, stream.getbuffer(), raws), pickler.classes, [*pickler.modules]
+
+
+def _written(surroundings: Mapping[str, Any], header: memoryview, raws: list[memoryview]) -> int:
+    """Lay out a file: the length of the table, the table, the pickle, and the buffers at aligned offsets."""
+    table = pickle.dumps((surroundings, header.nbytes, [raw.nbytes for raw in raws]), 5)
+    head = _LENGTH.pack(len(table)) + table + header
+    spans = list(_spans(len(head), [raw.nbytes for raw in raws]))
+    total = sum(spans[-1]) if spans else len(head)
     fd = anonymous_file("agnoload-payload", total)
     try:
         mapping = Memory(fd, 0, total)
-        mapping.back(0, total & -HUGE)
-        memory = mapping.array()
-        head = _HEAD.pack(len(around), len(header), len(raws), total) + around + bytes(header)
-        head += struct.pack(f"<{len(spans)}q", *spans)
-        memory[: len(head)] = np.frombuffer(head, np.uint8)
-        for raw, start in zip(raws, spans[::2], strict=True):
-            if raw.nbytes:
-                memory[start : start + raw.nbytes] = np.frombuffer(raw, np.uint8)
+        mapping.use_huge_pages(0, total & -HUGE)
+        view = memoryview(mapping.array())
+        view[: len(head)] = head
+        for raw, (start, nbytes) in zip(raws, spans, strict=True):
+            view[start : start + nbytes] = raw
     except BaseException:
         os.close(fd)
         raise
-    return fd, classes
+    return fd
+
+
+def _spans(start: int, sizes: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """The offset and the size of each buffer behind `start`."""
+    for nbytes in sizes:
+        start = aligned(start)
+        yield start, nbytes
+        start += nbytes
+
+
+class Payload:
+    """The receiving side of `pack`."""
+
+    def __init__(self, fd: int) -> None:
+        self._view = memoryview(Memory(fd, 0, os.fstat(fd).st_size, private=True).array())
+        self._start = _LENGTH.size + _LENGTH.unpack_from(self._view)[0]
+        self.surroundings: dict[str, Any]
+        self.surroundings, self._header, self._sizes = pickle.loads(self._view[_LENGTH.size : self._start])
+
+    def value(self, extra: list[int]) -> Any:
+        """Unpickle what was packed, with the descriptors that were sent beside it; runs the user's code."""
+        end = self._start + self._header
+        buffers = [self._view[start : start + nbytes] for start, nbytes in _spans(end, self._sizes)]
+        with Receiving(extra):
+            try:
+                _, value, classes = pickle.loads(self._view[self._start : end], buffers=buffers)
+            except Exception as error:
+                _note_rebuilding(error)
+                raise
+        pickling.learn_classes(classes)
+        return value
+
+
+# ---------------------------------------------------------------------------------------------------- the same again?
 
 
 class Digest(NamedTuple):
@@ -122,23 +215,21 @@ def digest(value: Any, parts: Mapping[str, Any]) -> Digest:
     beyond `BUFFERS` in all, the address, the length and some bytes.
     """
     try:
-        hasher, _ = _hashed(value, Pickler, WHOLE)
+        return Digest(_hashed(value, _Pickler, WHOLE)[0])
     except _TooLong:
         found = walk_objects(parts)
         long = [(path, id(thing), len(thing)) for path, thing, *_ in found if _Outline.shortens(thing)]
-        hasher, pickler = _hashed((value, long), _Outline, math.inf)
-        return Digest(hasher.hash.digest(), [*(path for path, *_ in long), "dataset"][0] if pickler.shortened else None)
-    return Digest(hasher.hash.digest())
+        hashed, outline = _hashed((value, long), _Outline, math.inf)
+        return Digest(hashed, [*(path for path, *_ in long), "dataset"][0] if outline.shortened else None)
 
 
-def _hashed(value: Any, kind: type[_P], limit: float) -> tuple[_Hasher, _P]:
+def _hashed(value: Any, kind: type[_PicklerT], limit: float) -> tuple[bytes, _PicklerT]:
     hasher = _Hasher(limit)
-    pickler = kind(hasher, 5, buffer_callback=hasher.look_at)
-    pickler.files = MappedFiles(names=False)
-    with sending() as descriptors, _packing, _unimportable_by_value(), spawning.starting():
+    pickler = kind(hasher, hasher.look_at, names=False)
+    with sending() as descriptors, _packing, spawning.starting():
         pickler.dump(value)
         hasher.write(repr([os.fstat(fd)[1:3] for fd in descriptors]).encode())
-    return hasher, pickler
+    return hasher.hash.digest(), pickler
 
 
 class _TooLong(Exception):
@@ -169,7 +260,7 @@ class _Hasher:
         self.write(bytes(512))  # each costs as much time as half a kilobyte of the pickle
 
 
-class _Outline(Pickler):
+class _Outline(_Pickler):
     """Writes a long container as its length and some of what it holds."""
 
     shortened = False
@@ -187,85 +278,9 @@ class _Outline(Pickler):
         return len(value), [*itertools.islice(value.items() if isinstance(value, dict) else value, SAMPLE)]
 
 
-class Payload:
-    """The receiving side of `pack`."""
+# ---------------------------------------------------------------------------------------------------- errors
 
-    def __init__(self, fd: int) -> None:
-        total = os.fstat(fd).st_size
-        self._view = memoryview(Memory(fd, 0, total, private=True).array())
-        around, self._header, self._spans, _ = _HEAD.unpack_from(self._view, 0)
-        self._start = _HEAD.size + around
-        self.surroundings: dict[str, Any] = pickle.loads(self._view[_HEAD.size : self._start])
-
-    def value(self, extra: list[int]) -> Any:
-        """Unpickle what was packed, with the descriptors that were sent beside it; runs the user's code."""
-        end = self._start + self._header
-        spans = struct.unpack_from(f"<{2 * self._spans}q", self._view, end)
-        buffers = [self._view[o : o + n] for o, n in zip(spans[::2], spans[1::2], strict=True)]
-        with receiving(extra):
-            try:
-                _, value, classes = pickle.loads(self._view[self._start : end], buffers=buffers)
-            except Exception as error:
-                _note_rebuilding(error)
-                raise
-        learn_classes(classes)
-        return value
-
-
-@functools.lru_cache(maxsize=4096)
-def _importable(name: str, path: tuple[str, ...]) -> bool:
-    """Whether a fresh process with this `sys.path` finds the top-level module `name`."""
-    if name in sys.builtin_module_names:
-        return True
-    try:
-        return importlib.machinery.PathFinder.find_spec(name, list(path)) is not None
-    except Exception:
-        return False
-
-
-@contextmanager
-def _unimportable_by_value() -> Iterator[None]:
-    """While packing, let what a worker could not import (a test module, a notebook's helper) travel by value."""
-    path = tuple(sys.path)
-    found = []
-    for name, module in list(sys.modules.items()):
-        top = name.partition(".")[0]
-        if (
-            isinstance(module, types.ModuleType)
-            and getattr(module, "__file__", None)
-            and name != "__main__"  # cloudpickle sends that by value; `__mp_main__` is the script in a spawned process
-            and not _importable(top, path)
-            and not _installed_by_hook(sys.modules.get(top))
-        ):
-            try:
-                cloudpickle.register_pickle_by_value(module)
-                found.append(module)
-            except ValueError:  # registered by the user already, or not a real module
-                continue
-    try:
-        yield
-    finally:
-        for module in found:
-            cloudpickle.unregister_pickle_by_value(module)
-
-
-def _installed_by_hook(module: Any) -> bool:
-    """An import hook (an editable install) finds this module, in a worker too."""
-    spec = getattr(module, "__spec__", None)
-    if spec is None:
-        return False
-    for finder in sys.meta_path:
-        if finder is importlib.machinery.PathFinder or "pytest" in type(finder).__module__:
-            continue
-        try:
-            if finder.find_spec(spec.name, None) is not None:
-                return True
-        except Exception:
-            continue
-    return False
-
-
-_PICKLINGS_OWN = (pickle.PickleError, TypeError, AttributeError, RecursionError)
+_PICKLERS_OWN = (pickle.PickleError, TypeError, AttributeError, RecursionError)
 """What a pickler raises by itself."""
 
 
@@ -330,13 +345,12 @@ def _reaches(value: Any) -> bool:
 
 def _pickled(value: Any) -> MappedFiles | None:
     """Pickle a value; gives the mapped files that it lies in, None if it cannot be pickled."""
-    pickler = Pickler(io.BytesIO(), 5, buffer_callback=lambda _: None)
-    files = pickler.files = MappedFiles()
+    pickler = _Pickler(io.BytesIO(), lambda _: None)
     try:
         pickler.dump(value)
     except Exception:
         return None
-    return files
+    return pickler.files
 
 
 def _descend(path: str, value: Any, works: Callable[[Any], bool], deadline: float) -> tuple[str, Any]:

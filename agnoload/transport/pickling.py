@@ -6,13 +6,12 @@ import functools
 import importlib
 import io
 import pickle
+import random
 import sys
 import threading
 import types
-import uuid
-import weakref
 from collections import ChainMap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, ClassVar, NamedTuple
 
@@ -21,45 +20,49 @@ import numpy as np
 
 from agnoload.backend import registry
 from agnoload.errors import CALLED, add_note
-from agnoload.seeding import NUMPY_GLOBAL, PYTHON_GLOBAL
 from agnoload.system import free_in_forks
-from agnoload.transport import spawning
-from agnoload.transport.mapped import MappedFiles
 
 _cloud: Any = cloudpickle.cloudpickle
 free_in_forks(_cloud._DYNAMIC_CLASS_TRACKER_LOCK)
 
 
-def _code(code: types.CodeType) -> Any:
-    function, arguments = cloudpickle.Pickler.dispatch_table[types.CodeType](code)
-    # Comparing bytes with text is a warning under `python -b`.
-    return function, tuple(code.co_filename if type(a) is str and a == "<dynamic-code>" else a for a in arguments)
+def as_array(value: Any) -> Any:
+    """Another library's array in the reduced form that pickle takes, NotImplemented for anything else."""
+    packed = registry.pack(value)
+    return NotImplemented if packed is None else (packed[0], (packed[1],))
 
 
-def _view(view: memoryview) -> Any:
-    """A memoryview over a copy, where cloudpickle would make bytes of it."""
-    shape = view.shape if view.ndim != 1 else None
-    data = view.tobytes()
-    kept = data if view.readonly else bytearray(data)
-    try:
-        _seen(kept, view.format, shape)
-    except (TypeError, ValueError):  # a format, or a shape, that no memoryview can be given
-        return bytes, (data,)
-    return _seen, (kept, view.format, shape)
+# ---------------------------------------------------------------------------------------------------- classes
+
+_learned: set[type] = set()
 
 
-def _seen(data: bytes | bytearray, form: str, shape: tuple[int, ...] | None) -> memoryview:
-    bare: Any = memoryview(data)
-    view: memoryview = bare.cast(form) if shape is None else bare.cast(form, shape)
-    return view
+def learn_classes(classes: Iterable[type]) -> None:
+    """In a worker: what has come by value goes back by name, as the very class that it was made from.
+
+    The names are cloudpickle's own, which the class has in both processes; built-in types have none.
+    """
+    _learned.update(kind for kind in classes if kind in _cloud._DYNAMIC_CLASS_TRACKER_BY_CLASS)
 
 
-def _class(value: type, reduced: Any) -> Any:
+def class_by_name(value: type) -> Any:
+    """A class that this process has learned, in the reduced form that pickle takes; NotImplemented for any other."""
+    if value not in _learned:
+        return NotImplemented
+    return _class_named, (_cloud._DYNAMIC_CLASS_TRACKER_BY_CLASS[value],)
+
+
+def _class_named(name: str) -> type:
+    kind: type = _cloud._DYNAMIC_CLASS_TRACKER_BY_ID[name]
+    return kind
+
+
+def _reduce_class(value: type, reduced: Any) -> Any:
     """A class as cloudpickle reduces it, for `_skeleton`, with the `__slots__` that cannot be added later.
 
     A `NamedTuple` gives them to itself, and refuses any other.
     """
-    if not isinstance(reduced, tuple) or reduced[0] is not _cloud._make_skeleton_class:
+    if reduced[0] is not _cloud._make_skeleton_class:
         return reduced
     _, (meta, name, bases, attributes, *others), *state = reduced
     slots = value.__dict__.get("__slots__")
@@ -106,28 +109,36 @@ def _hooks_removed(bases: tuple[type, ...]) -> Iterator[None]:
             type.__setattr__(kind, "__init_subclass__", hook)
 
 
-def _cached_function(value: Any) -> Any:
+# ---------------------------------------------------------------------------------------------------- functions
+
+
+def _reduce_code(code: types.CodeType) -> Any:
+    function, arguments = cloudpickle.Pickler.dispatch_table[types.CodeType](code)
+    # Comparing bytes with text is a warning under `python -b`.
+    return function, tuple(code.co_filename if type(a) is str and a == "<dynamic-code>" else a for a in arguments)
+
+
+def _reduce_method(value: Any) -> Any:
+    """Without the lock that a `cached_property` has before Python 3.12, and the weak references that a
+    `singledispatchmethod` has in Python 3.13; both are made again with the rest."""
+    return type(value), (value.func,), _attributes(value, "lock", "_method_cache")
+
+
+def _attributes(value: Any, *left_out: str) -> dict[str, Any]:
+    return {name: held for name, held in vars(value).items() if name not in left_out}
+
+
+def _reduce_cached_function(value: Any) -> Any:
     """A function under `functools.lru_cache`: elsewhere its cache is empty."""
     found = _cloud._lookup_module_and_qualname(value)
     if found is not None and not _cloud._is_registered_pickle_by_value(found[0]):
         return value.__qualname__
-    parameters = value.cache_parameters()
-    state = {name: held for name, held in vars(value).items() if name not in ("__wrapped__", "cache_parameters")}
-    return _cached, (value.__wrapped__, parameters["maxsize"], parameters["typed"]), state
+    state = _attributes(value, "__wrapped__", "cache_parameters")
+    return _cached, (value.__wrapped__, value.cache_parameters()), state
 
 
-def _cached(function: Callable[..., Any], maxsize: int | None, typed: bool) -> Any:
-    return functools.lru_cache(maxsize, typed)(function)
-
-
-def _cached_property(value: functools.cached_property[Any]) -> Any:
-    """Without the lock that it has before Python 3.12."""
-    return type(value), (value.func,), {name: held for name, held in vars(value).items() if name != "lock"}
-
-
-def _generic_method(value: functools.singledispatchmethod[Any]) -> Any:
-    """Without the cache of weak references that it has in Python 3.13."""
-    return type(value), (value.func,), {"dispatcher": value.dispatcher}
+def _cached(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
+    return functools.lru_cache(**parameters)(function)
 
 
 _DISPATCHING = {code for code in functools.singledispatch.__code__.co_consts if isinstance(code, types.CodeType)}
@@ -140,16 +151,7 @@ def _dispatcher(registry: Mapping[type, Callable[..., Any]]) -> Any:
     return made
 
 
-def _import_home(value: Any) -> None:
-    """Import the module that a class or function names, as plain pickle does: cloudpickle looks only at those that are
-    imported already, and would send a copy."""
-    module = getattr(value, "__module__", None)
-    if isinstance(module, str) and module not in sys.modules:
-        with suppress(*CALLED):
-            importlib.import_module(module)
-
-
-def _text_file(file: io.TextIOWrapper) -> Any:
+def _reduce_text_file(file: io.TextIOWrapper) -> Any:
     """Only the standard streams, which every process has: of any other file cloudpickle would send what is in it."""
     for name in ("stdin", "stdout", "stderr", "__stdin__", "__stdout__", "__stderr__"):
         if file is getattr(sys, name):
@@ -157,22 +159,7 @@ def _text_file(file: io.TextIOWrapper) -> Any:
     raise TypeError(f"an open file cannot be pickled: {file!r}")
 
 
-def as_array(value: Any) -> Any:
-    """Another library's array in the reduced form that pickle takes, NotImplemented for anything else."""
-    packed = registry.pack(value)
-    return NotImplemented if packed is None else (packed[0], (packed[1],))
-
-
-def own_by_name(value: Any) -> Any:
-    """The generator behind `random` or `np.random`, in the reduced form that pickle takes: the other process has its
-    own. NotImplemented for anything else."""
-    if value is PYTHON_GLOBAL:
-        return _own, ("random",)
-    return (_own, ("numpy",)) if value is NUMPY_GLOBAL else NotImplemented
-
-
-def _own(module: str) -> Any:
-    return PYTHON_GLOBAL if module == "random" else NUMPY_GLOBAL
+# ---------------------------------------------------------------------------------------------------- the pickler
 
 
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
@@ -180,122 +167,42 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     dispatch_table: ClassVar[Any] = ChainMap(
         {
-            types.CodeType: _code,
-            memoryview: _view,
-            io.TextIOWrapper: _text_file,
-            functools._lru_cache_wrapper: _cached_function,
-            functools.cached_property: _cached_property,
-            functools.singledispatchmethod: _generic_method,
-            threading.local: lambda _: (threading.local, ()),  # to a thread of another process it is empty anyway
+            types.CodeType: _reduce_code,
+            io.TextIOWrapper: _reduce_text_file,
+            functools._lru_cache_wrapper: _reduce_cached_function,
+            functools.cached_property: _reduce_method,
+            functools.singledispatchmethod: _reduce_method,
+            threading.local: lambda _: (threading.local, ()),  # a thread of another process has set nothing in it
         },
         cloudpickle.Pickler.dispatch_table,
     )
-    classes: dict[str, type] | None = None
-    """Collects the classes that travel by value, if given, each under a name for `learn_classes`."""
-    modules: dict[str, None] | None = None
-    """Collects the modules that are imported for what travels by name, if given."""
-    alone = False
-    """A class itself is to be written, not the way to it."""
-    files: MappedFiles | None = None
-    """For a worker: what lies in mapped files goes as its place there, and objects of `multiprocessing` go too."""
 
     def reducer_override(self, value: Any) -> Any:
-        if isinstance(value, np.ndarray):
-            return NotImplemented if self.files is None else self.files.reduce(value)
-        reduced = own_by_name(value)
-        if reduced is NotImplemented:
-            reduced = as_array(value)
-        if reduced is NotImplemented and self.files is not None:
-            reduced = spawning.reduce(value)
-        if reduced is not NotImplemented:
-            return reduced
+        if isinstance(value, type) and value in _learned:
+            return class_by_name(value)
         if isinstance(value, (type, types.FunctionType)):
-            _import_home(value)
+            return self.reduce_definition(value)
+        # The generators behind `random` and `np.random`: the other process has its own under these names.
+        if value is random._inst:
+            return "_inst"
+        if value is np.random.mtrand._rand:
+            return "_rand"
+        return as_array(value)
+
+    def reduce_definition(self, value: type | types.FunctionType) -> Any:
+        """A class or function in the reduced form that pickle takes; NotImplemented if it goes by name."""
+        # As plain pickle does: cloudpickle would send a copy of what lies in a module that is not imported yet.
+        if isinstance(value.__module__, str) and value.__module__ not in sys.modules:
+            with suppress(*CALLED):
+                importlib.import_module(value.__module__)
         reduced = super().reducer_override(value)
-        if self.modules is not None and isinstance(value, types.ModuleType):
-            self.modules[value.__name__] = None
-        elif self.modules is not None and reduced is NotImplemented and isinstance(value, (type, types.FunctionType)):
-            self.modules[str(value.__module__)] = None
-        if isinstance(value, type):
-            reduced = _class(value, reduced)
-        elif reduced is not NotImplemented and value.__code__ in _DISPATCHING:
-            return _dispatcher, (dict(value.registry),)
-        if self.classes is not None and reduced is not NotImplemented and isinstance(value, type):
-            token = uuid.uuid4().hex
-            _by_name[token] = self.classes[token] = value
-        elif _inherits and reduced is not NotImplemented and isinstance(value, type) and not self.alone:
-            return _inherited, (id(value), value.__module__, value.__qualname__, _alone(value))
-        return reduced
-
-
-_by_name: weakref.WeakValueDictionary[str, type] = weakref.WeakValueDictionary()
-_names: dict[type, str] = {}
-
-
-def learn_classes(classes: dict[str, type]) -> None:
-    """In a worker: what has come by value goes back by name, as the very class that it was made from."""
-    _names.update({value: name for name, value in classes.items()})
-
-
-def class_by_name(value: type) -> Any:
-    """A class that this process has learnt, in the reduced form that pickle takes; NotImplemented for any other."""
-    name = _names.get(value)
-    return NotImplemented if name is None else (_class_named, (name,))
-
-
-def _class_named(name: str) -> type:
-    return _by_name[name]
-
-
-_inherits = False
-_found: weakref.WeakValueDictionary[tuple[int, str, str], type] = weakref.WeakValueDictionary()
-_written: weakref.WeakKeyDictionary[type, bytes | None] = weakref.WeakKeyDictionary()
-
-
-def inherit_classes() -> None:
-    """In a forked process: its classes are those of the parent, which finds them again by their addresses."""
-    global _inherits
-    _inherits = True
-
-
-def _alone(value: type) -> bytes | None:
-    """A class for a process that does not have it; None if it cannot travel."""
-    if value not in _written:
-        stream = io.BytesIO()
-        pickler = Pickler(stream, 5)
-        pickler.alone = True
-        try:
-            pickler.dump(value)
-            _written[value] = stream.getvalue()
-        except Exception:
-            _written[value] = None
-    return _written[value]
-
-
-def _inherited(address: int, module: str, name: str, alone: bytes | None) -> type:
-    """The living class that a fork of this process means, or a copy of one that was made there."""
-    key = (address, module, name)
-    found = _found.get(key) or next((kind for kind in _living() if id(kind) == address), None)
-    if found is not None and (found.__module__, found.__qualname__) == (module, name):
-        _found[key] = found
-        return found
-    if alone is None:
-        raise pickle.UnpicklingError(f"the class {module}.{name} cannot travel")
-    copy: type = pickle.loads(alone)  # not kept under its address: there the fork may have another one next time
-    return copy
-
-
-def _living() -> Iterator[type]:
-    """Every class of this process."""
-    seen: set[type] = set()
-    waiting: list[type] = [object]
-    while waiting:
-        kind: type
-        for kind in type.__subclasses__(waiting.pop()):
-            if kind not in seen:
-                seen.add(kind)
-                waiting.append(kind)
-                yield kind
+        if reduced is NotImplemented:
+            return reduced
+        if isinstance(value, types.FunctionType):
+            if value.__code__ in _DISPATCHING:
+                return _dispatcher, (dict(value.registry),)  # type: ignore[attr-defined]
+            return reduced
+        return _reduce_class(value, reduced)
 
 
 def dumps(value: Any, buffer_callback: Callable[[pickle.PickleBuffer], Any] | None = None) -> bytes:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from agnoload.transport.arena import aligned_empty
+from agnoload.transport.memory import aligned_empty
 
 SMALL = 1 << 16
 """Below this the allocator's own lists are as good."""

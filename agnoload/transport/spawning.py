@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from importlib import import_module
 from typing import Any
 
-from agnoload.transport.memory import Descriptor, descriptors
+from agnoload.transport.memory import Descriptor, descriptor_folder
 
 LIBRARIES = ("multiprocessing", "multiprocess")
 
@@ -74,7 +74,7 @@ class Parent:
             if f"{library}.managers" in sys.modules:
                 key = bytes(sys.modules[f"{library}.process"].current_process().authkey)
             if fd is not None or key is not None:
-                given[library] = (f"{descriptors()}/{fd}" if fd is not None else None, key)
+                given[library] = (f"{descriptor_folder()}/{fd}" if fd is not None else None, key)
         return _join, (given,)
 
 

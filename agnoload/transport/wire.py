@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from agnoload.transport import pickling
-from agnoload.transport.arena import Arena, Slot, aligned_empty
+from agnoload.transport.arena import Arena, Slot
+from agnoload.transport.memory import aligned_empty
 
 _WRITABLE = pickle.PickleBuffer(bytearray(1))
 _READ_ONLY = pickle.PickleBuffer(b"\0")
@@ -27,7 +28,7 @@ SMALL, SHARE = 1 << 16, 64
 many equal fields stays where it is: they would all be copied."""
 
 
-class Place(NamedTuple):
+class EncodedSpan(NamedTuple):
     """Where in a slot the parts of an encoded batch lie."""
 
     offset: int
@@ -50,10 +51,7 @@ class _Arrays:
 
     def reducer_override(self, value: Any) -> Any:
         if type(value) is not np.ndarray:
-            if isinstance(value, type):
-                return pickling.class_by_name(value)
-            reduced = pickling.own_by_name(value)
-            return pickling.as_array(value) if reduced is NotImplemented else reduced
+            return pickling.class_by_name(value) if isinstance(value, type) else pickling.as_array(value)
         dtype = value.dtype
         if dtype.hasobject:
             return NotImplemented
@@ -93,7 +91,7 @@ def _in_band(buffer: pickle.PickleBuffer) -> bool:
     return buffer is not _WRITABLE and buffer is not _READ_ONLY
 
 
-def encode(value: Any, slot: Slot) -> Place:
+def encode(value: Any, slot: Slot) -> EncodedSpan:
     """Lay `value` into the slot, behind what `slot.empty` has given out.
 
     What plain pickle refuses (a class of a notebook, a lambda) travels by value, which is slower.
@@ -104,7 +102,7 @@ def encode(value: Any, slot: Slot) -> Place:
     except (pickle.PicklingError, AttributeError, TypeError):
         slot.used = used
         header, arrays = _pickled(_ByValue, value, slot)
-    return Place(slot.put(header), len(header), arrays, slot.used)
+    return EncodedSpan(slot.put(header), len(header), arrays, slot.used)
 
 
 def _pickled(kind: type[_Pickler | _ByValue], value: Any, slot: Slot) -> tuple[memoryview, int]:
@@ -114,20 +112,20 @@ def _pickled(kind: type[_Pickler | _ByValue], value: Any, slot: Slot) -> tuple[m
     return stream.getbuffer(), pickler.arrays
 
 
-def decode(place: Place, slot: Slot, arena: Arena | None) -> Any:
+def decode(span: EncodedSpan, slot: Slot, arena: Arena | None) -> Any:
     """The value that was laid into the slot, with a lease from `arena` at the bottom of its arrays.
 
     Without an arena the arrays get memory of their own, and nothing refers to the slot afterwards.
     """
-    slot.reach(place.end)
-    header = slot.view[place.offset : place.offset + place.nbytes]
-    if not place.arrays:
+    slot.reach(span.end)
+    header = slot.view[span.offset : span.offset + span.nbytes]
+    if not span.arrays:
         return pickle.loads(header)
     if arena is not None:
-        memory = arena.lend(slot, place.offset).array()
+        memory = arena.lend(slot, span.offset).array()
         if arena.pinned:
             memory = memoryview(memory)
     else:
-        memory = aligned_empty(place.offset)
-        memory[:] = slot.bytes[: place.offset]
+        memory = aligned_empty(span.offset)
+        memory[:] = slot.bytes[: span.offset]
     return pickle.loads(header, buffers=repeat(memory))

@@ -16,7 +16,7 @@ from agnoload import seeding
 from agnoload.datasets import ArrayDataset, CachedDataset, Dataset, find_caches
 from agnoload.errors import AgnoloadError, AgnoloadWarning, OptionError
 from agnoload.inspect import find_large_lists
-from agnoload.transport.memory import SharedFile, receiving, sending
+from agnoload.transport.memory import Receiving, SharedFile, sending
 
 PAYLOAD = 3000
 
@@ -57,7 +57,7 @@ def as_worker_gets_it(thing):
     """What a worker makes of the payload and of duplicates of the descriptors."""
     with sending() as descriptors:
         payload = pickle.dumps(thing, 5)
-    with receiving([os.dup(fd) for fd in descriptors]):
+    with Receiving([os.dup(fd) for fd in descriptors]):
         return pickle.loads(payload)
 
 
@@ -182,15 +182,17 @@ def test_clear_forgets_in_all_workers_and_gives_the_memory_back(slow):
 def test_a_sample_read_while_the_cache_is_cleared_is_thrown_away(slow):
     cached = CachedDataset(slow, 1 << 20)
     visit(cached, range(3))
-    whole = cached._copy_record
+    shared = cached._shared
 
-    def copied_in_the_middle_of_a_clear(place, generation):
-        record = whole(place, generation)
-        cached.clear()
-        record[...] = 255
-        return record
+    class ClearedBeforeTheCopy:
+        @property
+        def bytes(self):
+            cached._shared = shared
+            cached.clear()
+            shared.bytes[cached._start :] = 255
+            return shared.bytes
 
-    cached._copy_record = copied_in_the_middle_of_a_clear
+    cached._shared = ClearedBeforeTheCopy()
     assert cached[1]["n"] == 1
     assert slow.loads() == 4
 
@@ -317,7 +319,7 @@ def test_a_shared_file_does_not_pickle_on_its_own():
 
 def test_descriptors_that_nobody_asked_for_are_closed():
     fd = os.memfd_create("spare")
-    with receiving([fd]):
+    with Receiving([fd]):
         pass
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(fd)
@@ -328,7 +330,7 @@ def test_a_payload_in_two_parts_gives_two_files_over_one_memory():
     with sending() as descriptors:
         payloads = [pickle.dumps(file), pickle.dumps([file])]
     assert len(descriptors) == 1
-    with receiving([os.dup(descriptors[0])]):
+    with Receiving([os.dup(descriptors[0])]):
         one, (two,) = map(pickle.loads, payloads)
     one.bytes[0] = 5
     assert two.bytes[0] == 5

@@ -142,7 +142,7 @@ def test_kept_workers_live_on_after_a_samples_error() -> None:
         pids = []
         for _ in range(2):
             assert outcomes(iter(loader)) == [[0], OSError, [2], [3]]
-            pids.append(loader._idle._pools[0].pids())
+            pids.append(loader._keeper._pools[0].pids())
     assert pids[0] == pids[1]
 
 

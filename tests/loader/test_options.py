@@ -216,11 +216,11 @@ def test_nothing_starts_before_the_loader_is_iterated(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"dataset": NoLength}, r"an object, got a class: make one of it, NoLength\(...\)"),
-        ({"dataset": np.array(5)}, "that of ndarray fails: len"),
+        ({"dataset": NoLength}, r"an object, got a class: create one, NoLength\(...\)"),
+        ({"dataset": np.array(5)}, "but ndarray raises: len"),
         ({"dataset": DATA, "sampler": agnoload.SequentialSampler}, "sampler must be iterable, got type"),
         ({"dataset": DATA, "sampler": np.ones(10, bool)}, r"got a mask: use agnoload.Subset\(dataset, mask\)"),
-        ({"dataset": DATA, "collate_fn": agnoload.ragged_collate}, r"call it, ragged_collate\(\)"),
+        ({"dataset": DATA, "collate_fn": agnoload.ragged_collate}, "got ragged_collate itself: call it"),
         ({"dataset": DATA, "backend": "pytorch"}, "got 'pytorch': did you mean 'torch'"),
     ],
 )

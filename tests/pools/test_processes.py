@@ -24,7 +24,7 @@ from agnoload.pools.processes import ProcessPool
 from agnoload.pools.worker import PACKED, REPLY, REQUEST, Control, Worker
 from agnoload.transport.arena import Arena
 from agnoload.transport.payload import DatasetNotPicklable
-from agnoload.transport.wire import Place, decode
+from agnoload.transport.wire import EncodedSpan, decode
 
 MIB = 1 << 20
 _numbers = itertools.count()
@@ -111,7 +111,7 @@ def test_a_worker_can_be_driven_by_plain_pipes() -> None:
     (requests, requests_w), (replies, replies_w) = os.pipe(), os.pipe()
     worker = Worker(Start(0, 1, os.getpid(), -1, arena.fd, requests, replies_w), control, Listener(0))
     fetch = _Sum()
-    slots = [arena.take(), arena.take()]
+    slots = [arena.acquire(), arena.acquire()]
     for number, slot in enumerate(slots):
         data = Request(number, 0, number, np.arange(number + 3), 0).packed()
         assert data is not None
@@ -143,9 +143,9 @@ class _Sum(Run):
         return Reply(request.number, batch=out)
 
 
-def _tickets(data: bytes) -> Iterator[tuple[int, Place]]:
+def _tickets(data: bytes) -> Iterator[tuple[int, EncodedSpan]]:
     for fields in REPLY.iter_unpack(data):
-        yield fields[0], Place(*fields[5:9])
+        yield fields[0], EncodedSpan(*fields[5:9])
 
 
 # ------------------------------------------------------------------------------------------------ memory

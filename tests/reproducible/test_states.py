@@ -68,7 +68,7 @@ class Saves(Placed):
 
 def out_of_order(loader, state):
     """As if the third and the fourth batch had come before the second."""
-    return state | {"position": 3, "ahead": [[6, 12]], "facts": loader._facts(True)}
+    return state | {"position": 3, "ahead": [[6, 12]], "facts": loader._planner._facts(True)}
 
 
 LOADERS = {
@@ -234,8 +234,11 @@ REFUSED = {
         lambda state: state | {"begun": False},
         r"must stand at position 0",
     ),
-    "a stream": (lambda state: state | {"stream": {}}, r"where a stream stands, but this loader has none"),
-    "a sampler": (lambda state: state | {"sampler": {"sum": 1}}, r"where a sampler stands, but this loader has none"),
+    "a stream": (lambda state: state | {"stream": {}}, r"saved with a stream, but this loader has none; got stream="),
+    "a sampler": (
+        lambda state: state | {"sampler": {"sum": 1}},
+        r"saved with a user-defined sampler, but this loader has none; got sampler=",
+    ),
     "text ahead": (lambda state: state | {"ahead": "ab"}, r"batch_size None, .* has 3"),
 }
 

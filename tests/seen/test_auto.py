@@ -1,9 +1,8 @@
-"""`num_workers="auto"`: what this process may use, what a probe says, and what an epoch has shown."""
+"""`num_workers="auto"`: what this process may use, and what a probe says."""
 
 from __future__ import annotations
 
 import json
-import math
 import os
 import random
 import subprocess
@@ -19,8 +18,7 @@ import agnoload
 import agnoload.loader
 import agnoload.monitoring.auto
 from agnoload import system
-from agnoload.monitoring.auto import Choice, adjusted, choose_for_stream, choose_workers
-from agnoload.monitoring.stats import Sums
+from agnoload.monitoring.auto import Choice, choose_for_stream, choose_workers
 from agnoload.system import local_world_size
 
 MIB = 1 << 20
@@ -43,14 +41,6 @@ class Lazy(Squares):
     def __getitem__(self, index: int) -> int:
         self.handle = self.handle or threading.Lock()
         return index * index
-
-
-class Crew(Squares):
-    """How many workers there are, as they see it."""
-
-    def __getitem__(self, index: int) -> int:
-        info = agnoload.get_worker_info()
-        return 0 if info is None else info.num_workers
 
 
 # ---------------------------------------------------------------------------------------------- what may be used
@@ -275,7 +265,7 @@ def test_nothing_is_probed_before_somebody_asks(monkeypatch: pytest.MonkeyPatch)
     def forbidden(*_: Any) -> Any:
         raise AssertionError("the constructor must not load samples")
 
-    monkeypatch.setattr(agnoload.loader, "choose_workers", forbidden)
+    monkeypatch.setattr(agnoload.loader, "choose_for_dataset", forbidden)
     loader = agnoload.DataLoader(Squares(), 4, num_workers="auto")
     assert len(loader) == 10
     with pytest.raises(AssertionError, match="must not load"):
@@ -342,11 +332,11 @@ class Load:
 
 def test_none_where_a_batch_costs_less_than_its_transport() -> None:
     choice = choose_workers(Load(1e-6, first=0.05), 64, 2, 8, 1 << 34)
-    assert choice == Choice(0, "a batch takes 64 microseconds, less than its way through a worker", 8)
+    assert choice == Choice(0, "a batch takes 64 microseconds, less than its way through a worker")
 
 
 def test_all_cores_where_it_costs_more() -> None:
-    assert choose_workers(Load(0.01), 64, 2, 8, 1 << 34) == Choice(8, "a sample takes 10 ms, 8 usable cores", 8)
+    assert choose_workers(Load(0.01), 64, 2, 8, 1 << 34) == Choice(8, "a sample takes 10 ms, 8 usable cores")
 
 
 def test_a_probe_is_short() -> None:
@@ -358,7 +348,7 @@ def test_a_probe_is_short() -> None:
 
 def test_batches_under_way_leave_most_of_the_memory_free() -> None:
     choice = choose_workers(Load(0.01, nbytes=MIB), 64, 2, 32, 4 * 64 * MIB * 22)  # a quarter is 22 batches
-    assert choice == Choice(7, "a sample takes 10 ms, 32 usable cores, memory for the batches of 7", 7)
+    assert choice == Choice(7, "a sample takes 10 ms, 32 usable cores, memory for the batches of 7")
     assert choose_workers(Load(0.01, nbytes=MIB), 64, 2, 32, MIB).workers == 1
 
 
@@ -366,86 +356,4 @@ def test_an_error_in_the_probe_is_no_reason_for_anything() -> None:
     def fails(count: int) -> tuple[float, int]:
         raise agnoload.WorkerTimeout("too long")
 
-    assert choose_workers(fails, 64, 2, 8, 1 << 34) == Choice(8, "a probe failed with WorkerTimeout, 8 usable cores", 8)
-
-
-# ---------------------------------------------------------------------------------------------- between epochs
-
-
-def epoch(batches: int = 100, **parts: float) -> Sums:
-    return Sums(batches, **{"seconds": 10.0, "waited": 0.0, "first": 0.0, "loading": 0.0, "alive": 20.0, **parts})
-
-
-@pytest.mark.parametrize(
-    ("workers", "most", "seen", "expected"),
-    [
-        (2, 8, epoch(waited=6.0, loading=19.0), 6),  # 4 s of its own, 19 of loading: 4.75, and a fifth
-        (2, 4, epoch(waited=6.0, loading=19.0), 4),  # not more than there may be
-        (2, 8, epoch(waited=10.0, loading=19.0), 8),  # it does nothing but wait
-        (2, 8, epoch(waited=6.0, loading=5.0), 2),  # more would not help: these are not busy
-        (2, 8, epoch(waited=0.3, loading=19.0), 2),  # it hardly waits
-        (8, 8, epoch(waited=0.1, loading=19.0, alive=80.0), 3),
-        (8, 8, epoch(waited=2.0, loading=19.0, alive=80.0), 8),  # it waits: none is too many
-        (2, 8, epoch(1_000_000, waited=6.0, loading=19.0), 0),  # a batch takes less than its transport
-        (0, 8, epoch(waited=9.0, loading=8.0), 8),
-        (0, 8, epoch(waited=5.0, loading=5.0), 2),
-        (0, 8, epoch(100_000, waited=9.0, loading=8.0), 0),
-        (0, 0, epoch(waited=9.0, loading=8.0), 0),
-        (2, 8, epoch(9, waited=6.0, loading=19.0), 2),  # too little was seen
-        (2, 8, epoch(waited=6.0, first=5.9, loading=19.0), 2),  # it waits for nothing but the start
-        (8, 8, epoch(waited=5.0, first=4.9, loading=5.0, alive=40.0), 2),
-    ],
-)
-def test_the_next_epoch_has_the_workers_that_the_last_one_asked_for(
-    workers: int, most: int, seen: Sums, expected: int
-) -> None:
-    before = Choice(workers, "before", most)
-    after = adjusted(before, seen, 8)
-    assert after.workers == expected
-    assert after.most == most
-    assert after is before if workers == expected else "the last epoch waited" in after.reason
-
-
-def test_never_more_workers_than_cores_even_where_those_become_fewer() -> None:
-    assert adjusted(Choice(8, "before", 8), epoch(0), 3) == Choice(3, "3 usable cores", 8)
-
-
-def test_a_steady_loop_finds_its_number_and_keeps_it() -> None:
-    """A simulated loop: 20 ms of loading and 5 ms of its own work a batch, on 16 cores."""
-    choice = Choice(16, "at first", 16)
-    seen = []
-    for _ in range(6):
-        own, loading, n = 0.005, 0.020, choice.workers
-        pace = max(own, loading / n)
-        seconds = 1000 * pace
-        choice = adjusted(choice, Sums(1000, seconds, 1000 * (pace - own), 0.0, 1000 * loading, n * seconds), 16)
-        seen.append(choice.workers)
-    assert seen == [math.ceil(1.2 * 20 / 5)] * 6
-
-
-def test_an_epoch_is_loaded_by_the_number_that_was_chosen_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    wanted = iter([2, 1, 0, 2])
-    monkeypatch.setattr(agnoload.loader, "adjusted", lambda *_: Choice(next(wanted), "told", 2))
-    with agnoload.DataLoader(Crew(), 4, num_workers="auto", worker_type="thread") as loader:
-        loader._choice = Choice(1, "at first", 2)
-        crews = [sorted({int(n) for batch in loader for n in batch}) for _ in range(4)]
-        assert crews == [[2], [1], [0], [2]]
-        assert (loader.num_workers, loader.stats().num_workers) == (2, 2)
-        assert loader.stats().choice == "auto: told"
-
-
-def test_what_an_epoch_has_shown_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Sums] = []
-
-    def look(choice: Choice, epoch: Sums, cores: int) -> Choice:
-        seen.append(epoch)
-        return choice
-
-    monkeypatch.setattr(agnoload.loader, "adjusted", look)
-    loader = agnoload.DataLoader(Squares(), 4, num_workers="auto")
-    loader._choice = Choice(0, "at first", 2)
-    for _ in range(3):
-        list(loader)
-    next(iter(loader))
-    list(loader)
-    assert [sums.batches for sums in seen] == [0, 10, 10, 10, 1]
+    assert choose_workers(fails, 64, 2, 8, 1 << 34) == Choice(8, "a probe failed with WorkerTimeout, 8 usable cores")

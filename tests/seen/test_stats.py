@@ -190,13 +190,13 @@ def test_the_time_between_epochs_belongs_to_nobody() -> None:
 
 def test_what_iter_takes_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     loader = agnoload.DataLoader(range(4), 2)
-    opens, clock = loader._open_pool, [0.0]
+    opens, clock = loader._keeper.open, [0.0]
 
-    def slowly(plan: Any) -> Any:
+    def slowly(*arguments: Any) -> Any:
         clock[0] += 50.0
-        return opens(plan)
+        return opens(*arguments)
 
-    monkeypatch.setattr(loader, "_open_pool", slowly)
+    monkeypatch.setattr(loader._keeper, "open", slowly)
     monkeypatch.setattr("agnoload.loader.time", SimpleNamespace(monotonic=lambda: clock[0]))
     list(loader)
     stats = loader.stats()

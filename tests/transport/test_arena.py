@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agnoload.transport.arena import HUGE, SLOTS, STRIDE, Arena, Mapping, Slot, Slots, aligned_empty
+from agnoload.transport.arena import SLOTS, STRIDE, Arena, Slot, Slots
+from agnoload.transport.memory import HUGE, Mapping, aligned_empty
 
 MIB = 1 << 20
 
@@ -25,7 +26,7 @@ def arena() -> Iterator[Arena]:
 
 def lent(arena: Arena, nbytes: int = 4096, fill: int = 7) -> tuple[int, np.ndarray]:
     """A slot's number and a leased array over its first bytes."""
-    slot = arena.take()
+    slot = arena.acquire()
     array = slot.empty((nbytes,), np.uint8)
     array[:] = fill
     return slot.number, np.ndarray((nbytes,), np.uint8, arena.lend(slot, nbytes).array())
@@ -75,16 +76,16 @@ def test_a_slot_returns_when_its_last_view_dies(arena: Arena, view: str) -> None
     kept = VIEWS[view](array)
     del array
     assert arena.lent == 1
-    assert arena.take().number != number
+    assert arena.acquire().number != number
     del kept
     if view == "a cycle of garbage":
         gc.collect()
     assert arena.lent == 0
-    assert arena.take().number == number
+    assert arena.acquire().number == number
 
 
 def test_two_arrays_of_a_slot_hold_it_until_both_are_gone(arena: Arena) -> None:
-    slot = arena.take()
+    slot = arena.acquire()
     memory = arena.lend(slot, 128).array()
     first, second = np.ndarray((64,), np.uint8, memory), np.ndarray((64,), np.uint8, memory, 64)
     del memory, first
@@ -109,7 +110,7 @@ def test_leases_that_die_in_other_threads_give_their_slots_back(arena: Arena) ->
     for thread in threads:
         thread.join()
     assert arena.lent == 0
-    assert {arena.take().number for _ in range(64)} == numbers
+    assert {arena.acquire().number for _ in range(64)} == numbers
 
 
 def test_closing_leaves_leased_memory_alone(arena: Arena) -> None:
@@ -142,22 +143,22 @@ def test_a_lease_keeps_no_descriptor(arena: Arena) -> None:
 
 def test_reserved_slots_are_never_handed_out() -> None:
     arena = Arena(reserved=3, capacity=2)
-    assert [arena.take().number for _ in range(3)] == [3, 4, 5]
+    assert [arena.acquire().number for _ in range(3)] == [3, 4, 5]
     arena.close()
 
 
 def test_the_slot_used_last_is_taken_first_because_its_pages_are_there(arena: Arena) -> None:
-    first, second = arena.take(), arena.take()
+    first, second = arena.acquire(), arena.acquire()
     arena.give_back(first.number)
     arena.give_back(second.number)
-    assert arena.take() is second
+    assert arena.acquire() is second
 
 
 def test_more_batches_than_slots_are_an_error_that_says_what_to_do() -> None:
     arena = Arena(reserved=SLOTS - 2, capacity=1)
-    arena.take(), arena.take()
+    arena.acquire(), arena.acquire()
     with pytest.raises(MemoryError, match="lower prefetch_factor"):
-        arena.take()
+        arena.acquire()
     arena.close()
 
 
@@ -170,28 +171,28 @@ def test_an_empty_arena_takes_no_memory(arena: Arena) -> None:
 
 def test_slots_take_what_was_written(arena: Arena) -> None:
     for _ in range(3):
-        arena.take().empty((MIB,), np.uint8)[:] = 1
+        arena.acquire().empty((MIB,), np.uint8)[:] = 1
     assert 3 * MIB <= arena.nbytes() <= 3 * MIB + 3 * 4096
 
 
 def test_trimming_gives_surplus_pages_back_and_keeps_the_capacity(arena: Arena) -> None:
-    slots = [arena.take() for _ in range(8)]
+    slots = [arena.acquire() for _ in range(8)]
     for slot in slots:
         slot.empty((MIB,), np.uint8)[:] = 1
     for slot in slots:
         arena.give_back(slot.number)
     arena.trim()
     assert arena.nbytes() <= 3 * (MIB + 4096)
-    assert {arena.take().number for _ in range(8)} == {slot.number for slot in slots}
+    assert {arena.acquire().number for _ in range(8)} == {slot.number for slot in slots}
 
 
 def test_a_trimmed_slot_can_be_used_again(arena: Arena) -> None:
-    slots = [arena.take() for _ in range(4)]
+    slots = [arena.acquire() for _ in range(4)]
     for slot in slots:
         slot.empty((MIB,), np.uint8)[:] = 1
         arena.give_back(slot.number)
     arena.trim()
-    again = [arena.take() for _ in range(4)]
+    again = [arena.acquire() for _ in range(4)]
     cold = [slot for slot in again if not slot.bytes[:4096].any()]
     assert len(cold) == 1
     cold[0].reset()
@@ -215,7 +216,7 @@ def test_page_locked_memory_is_unlocked_before_its_pages_go() -> None:
         return lambda: unlocked.append(address)
 
     arena = Arena(reserved=0, capacity=1, attach=attach)
-    kept = [arena.take() for _ in range(2)]
+    kept = [arena.acquire() for _ in range(2)]
     leases = [arena.lend(slot, 64) for slot in kept]
     leases.append(arena.lend(kept[0], 64))  # the same mapping: locked once
     assert len(locked) == 2
@@ -231,13 +232,13 @@ def test_page_locked_memory_is_unlocked_before_its_pages_go() -> None:
 
 @pytest.mark.parametrize("mebibytes", [2, 3, 17])
 def test_large_mappings_lie_where_they_can_have_huge_pages(arena: Arena, mebibytes: int) -> None:
-    slot = arena.take()
+    slot = arena.acquire()
     slot.reach(mebibytes * MIB)
     assert slot.mapping.address % HUGE == 0
 
 
 def test_what_was_written_stays_when_a_slot_gets_huge_pages(arena: Arena) -> None:
-    slot = arena.take()
+    slot = arena.acquire()
     parts = [slot.empty((MIB // 2,), np.uint8) for _ in range(3)]
     for number, part in enumerate(parts):
         part[:] = number + 1
@@ -251,13 +252,13 @@ def test_what_was_written_stays_when_a_slot_gets_huge_pages(arena: Arena) -> Non
 
 
 def test_huge_pages_take_no_more_memory_than_what_is_written(arena: Arena) -> None:
-    arena.take().empty((7 * MIB + 1000,), np.uint8)[:] = 1
+    arena.acquire().empty((7 * MIB + 1000,), np.uint8)[:] = 1
     assert arena.nbytes() <= 7 * MIB + 4096
 
 
 def test_a_system_without_huge_pages_does_as_well(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agnoload.transport.arena._COLLAPSE", 9999)
-    slot = arena.take()
+    monkeypatch.setattr("agnoload.transport.memory._COLLAPSE", 9999)
+    slot = arena.acquire()
     slot.empty((5 * MIB,), np.uint8)[:] = 3
     assert (slot.bytes[: 5 * MIB] == 3).all()
 
@@ -271,7 +272,7 @@ def test_memory_that_cannot_be_mapped_is_an_error_with_its_size(arena: Arena) ->
 
 
 def test_both_sides_see_the_same_memory(arena: Arena) -> None:
-    mine, theirs = arena.take(), Slots(arena.fd)
+    mine, theirs = arena.acquire(), Slots(arena.fd)
     mine.empty((1000,), np.int32)[:] = np.arange(1000)
     there = theirs[mine.number]
     assert (there.bytes[:4000].view(np.int32) == np.arange(1000)).all()
@@ -280,7 +281,7 @@ def test_both_sides_see_the_same_memory(arena: Arena) -> None:
 
 @pytest.mark.parametrize("nbytes", [1, 65536, 65537, 5 * MIB, 70 * MIB])
 def test_a_slot_holds_a_batch_of_any_size(arena: Arena, nbytes: int) -> None:
-    slot, other = arena.take(), Slots(arena.fd)
+    slot, other = arena.acquire(), Slots(arena.fd)
     array = slot.empty((nbytes,), np.uint8)
     array[0], array[-1] = 5, 6
     seen = other[slot.number]
@@ -289,7 +290,7 @@ def test_a_slot_holds_a_batch_of_any_size(arena: Arena, nbytes: int) -> None:
 
 
 def test_arrays_of_a_slot_that_grows_stay_valid_and_known(arena: Arena) -> None:
-    slot = arena.take()
+    slot = arena.acquire()
     small = slot.empty((1000,), np.uint8)
     small[:] = 1
     large = slot.empty((MIB,), np.uint8)
@@ -301,25 +302,25 @@ def test_arrays_of_a_slot_that_grows_stay_valid_and_known(arena: Arena) -> None:
 
 
 def test_arrays_start_at_64_bytes(arena: Arena) -> None:
-    slot = arena.take()
+    slot = arena.acquire()
     for shape in [(3,), (1,), (65,), (7, 9)]:
         assert slot.empty(shape, np.uint8).ctypes.data % 64 == 0
 
 
 def test_a_batch_larger_than_a_stride_is_refused(arena: Arena) -> None:
     with pytest.raises(MemoryError, match="larger than"):
-        arena.take().reach(STRIDE + 1)
+        arena.acquire().reach(STRIDE + 1)
 
 
 @pytest.mark.parametrize(("shape", "dtype"), [((0, 3), np.float32), ((2,), object), ((0,), "M8[s]")])
 def test_what_cannot_lie_in_a_slot_gets_memory_of_its_own(arena: Arena, shape: tuple[int, ...], dtype: Any) -> None:
-    slot = arena.take()
+    slot = arena.acquire()
     array = slot.empty(shape, dtype)
     assert (array.shape, array.dtype, slot.used) == (shape, np.dtype(dtype), 0)
 
 
 def test_a_reset_slot_is_written_from_the_beginning(arena: Arena) -> None:
-    slot = arena.take()
+    slot = arena.acquire()
     slot.empty((100,), np.uint8)
     slot.reset()
     assert slot.place(slot.empty((4,), np.uint8)) == (0, None)

@@ -32,7 +32,7 @@ MIB = 1 << 20
 
 @contextmanager
 def packed(value: Any, **surroundings: Any) -> Iterator[int]:
-    fd, _ = pack(value, surroundings, {"dataset": value}, "forkserver")
+    fd, *_ = pack(value, surroundings, {"dataset": value}, "forkserver")
     try:
         yield fd
     finally:
@@ -177,7 +177,7 @@ def test_code_that_travels_by_value_keeps_its_file_name() -> None:
 def test_arrays_lie_beside_the_pickle() -> None:
     with packed({"x": np.zeros(MIB, np.uint8), "y": np.ones((3, 1000))}) as fd:
         received = Payload(fd)
-    assert received._spans == 2
+    assert len(received._sizes) == 2
     assert received._header < 1024
 
 
@@ -240,7 +240,7 @@ def test_the_memory_of_a_subclass_lies_beside_the_pickle_too() -> None:
     named.name = "somebody"
     with packed([named, np.rec.array([(1, 2.0)] * 1000, dtype="i4,f8")]) as fd:
         received = Payload(fd)
-    assert received._spans == 2
+    assert len(received._sizes) == 2
     first, second = received.value([])
     assert (type(first).__name__, first.name, int(first[-1])) == ("Named", "somebody", MIB - 1)
     assert second.f1.sum() == 2000
