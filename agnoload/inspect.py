@@ -158,6 +158,30 @@ def _count_of_objects(thing: Any) -> int:
     return length_of(thing) if issubclass(type(thing), _CONTAINERS) else 0
 
 
+def modules_of(roots: Mapping[str, Any]) -> list[str]:
+    """The modules that a process imports when it unpickles some objects, as far as a look at the nearest of them tells.
+
+    These are the modules of their classes and functions. Of a script, which no other process imports, they are those
+    that its functions name, and of another file of the user's those at its top, first: so each can be tried by itself.
+    """
+    found: dict[str, None] = {}
+    for _, thing, _ in islice(walk_objects(roots), NEAR):
+        code = type(thing) in (types.FunctionType, types.BuiltinFunctionType)
+        for home in [thing] if code else type(thing).__mro__:
+            module = sys.modules.get(home.__module__ or "")
+            if _is_users(home.__module__):
+                found |= dict.fromkeys(_modules_in(vars(module).values()))
+            if module is not None:
+                found[module.__name__] = None
+        if type(thing) is types.FunctionType and thing.__module__ in ("__main__", "__mp_main__"):
+            found |= dict.fromkeys(_modules_in(map(thing.__globals__.get, _names(thing.__code__))))
+    return list(found)
+
+
+def _modules_in(values: Iterable[Any]) -> list[str]:
+    return [value.__name__ for value in list(values) if type(value) is types.ModuleType]
+
+
 # ---------------------------------------------------------------------------------------------- values of modules
 
 _PLAIN = (int, float, complex, bool, str, bytes, type(None))

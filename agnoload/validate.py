@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from agnoload.errors import OptionError, StateError
 
@@ -67,6 +68,14 @@ def members(name: str, value: Any, what: str) -> Iterator[Any]:
     except TypeError:
         raise OptionError(f"{name} must be {what}, got {type(value).__name__}: {value!r}") from None
     return found
+
+
+def array_of(name: str, value: Any) -> npt.NDArray[Any]:
+    """A list, array, tensor or column as a NumPy array, without a copy where possible."""
+    try:
+        return np.asarray(value)
+    except ValueError as error:  # rows of unequal length
+        raise OptionError(f"{name} must be an array, or lists that make one, got {shown(value)}: {error}") from None
 
 
 def brief(thing: Any) -> str:

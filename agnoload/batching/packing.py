@@ -12,7 +12,7 @@ from agnoload.batching.ragged import Ragged, fill_value, runs
 from agnoload.batching.stacking import Array, new_array
 from agnoload.errors import OptionError
 from agnoload.protocols import Empty, IndexArray
-from agnoload.validate import positive
+from agnoload.validate import array_of, positive
 
 
 class PackedRows(NamedTuple):
@@ -91,7 +91,7 @@ def pack_sequences(lengths: Any, capacity: int) -> PackedRows:
     (array([1, 0, 0]), 0.75)
     """
     positive("capacity", capacity)
-    array = np.asarray(lengths)
+    array = array_of("lengths", lengths)
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         raise OptionError(f"lengths must be a flat list of integers, got shape {array.shape} and dtype {array.dtype}")
     bad = np.flatnonzero((array < 0) | (array > capacity))

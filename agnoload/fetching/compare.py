@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from agnoload.backend import registry
-from agnoload.streams.cursor import Made
+from agnoload.streams.iterators import LAZY
 
 PLAIN = frozenset((int, float, bool, complex, NoneType))
 """Types whose values stand for themselves."""
@@ -49,8 +49,8 @@ def sketch(value: Any, breadth: int = BREADTH) -> Any:
     name = kind.__name__
     if kind is np.ndarray:
         return _of_array(value)
-    if kind is Made:  # a function may have made the sample, with what is its worker's own
-        return sketch(value[0], breadth)
+    if kind in LAZY:  # what it is made of: a function may add to it what is its worker's own
+        return sketch(value[1], breadth)
     if breadth > 0 and issubclass(kind, (tuple, list)):
         base: Any = tuple if issubclass(kind, tuple) else list  # a subclass may load when it is asked
         length = base.__len__(value)

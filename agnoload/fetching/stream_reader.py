@@ -3,7 +3,7 @@
 Who reads a batch changes nothing, because all that a stream may depend on is set by the place in the stream: before the
 first sample of every batch, delivered or only read past, `begin` moves the context of randomness there.
 
-A batch is read in two steps: first the drafts of all its samples are taken, then samples are made of them. The first
+A batch is read in two steps: first the raws of all its samples are taken, then samples are made of them. The first
 step is the same for every worker that reads past; the second one, which only one worker takes, begins with random
 numbers of its own. So whatever functions given to `map` draw, the stream itself goes on as everywhere else.
 """
@@ -17,20 +17,21 @@ from typing import Any, NamedTuple, Protocol
 from agnoload import seeding
 from agnoload.errors import AgnoloadError, StateError
 from agnoload.fetching.compare import extended, sketch
-from agnoload.messages import StreamReport
+from agnoload.messages import StreamReport, StreamStart
 from agnoload.streams.base import all_parts_of, first_states, parts_of
-from agnoload.streams.cursor import (
-    Cursor,
-    Opening,
-    ShardsCursor,
+from agnoload.streams.iterators import (
+    LAZY,
+    Lazy,
+    OpenOptions,
+    StreamIterator,
+    force,
     is_stream,
-    note_where,
-    num_shards_of,
-    open_stream,
-    tell_epoch,
+    note_record,
+    set_epoch_of,
 )
 from agnoload.streams.layout import layout_of
 from agnoload.streams.ranks import has_others
+from agnoload.streams.shards import ShardsIterator, num_shards_of, open_stream
 from agnoload.worker_info import peek_worker_info
 
 FINISHING = 1 << 31
@@ -66,10 +67,10 @@ class StreamChunk(NamedTuple):
 class _Track:
     """One sequence of samples, read in order: a lane, or the whole stream."""
 
-    def __init__(self, cursor: Cursor, place: int, start: int) -> None:
-        self.cursor = cursor
+    def __init__(self, iterator: StreamIterator, place: int, start: int) -> None:
+        self.iterator = iterator
         self.place = place
-        """How many samples the cursor has gone past."""
+        """How many samples the iterator has gone past."""
         self.start = start
         """Where the first batch begins."""
         self.begun = -1
@@ -87,7 +88,7 @@ class _Track:
 class StreamReader:
     """Reads one stream for one worker through one epoch: `read(batch, lane, size)` gives a `StreamChunk`.
 
-    `begin` is called before the first sample of each batch. `start` is what `StreamPlan.start` gave; without it reading
+    `begin` is called before the first sample of each batch. `start` is a plan's `reader_start`; without it reading
     begins with the epoch. `self_sharded` says that the stream splits itself, as one does that asks `get_worker_info()`
     before its first sample. `rank` is this process's among those that train together, looked up when None. Samples are
     made by `tried(finish)`, where that is given; if it fails, `failed(error, position)` says whether to leave the
@@ -101,7 +102,7 @@ class StreamReader:
         worker: int = 0,
         workers: int = 1,
         begin: Begin,
-        start: dict[str, Any] | None = None,
+        start: StreamStart | None = None,
         self_sharded: bool = False,
         drop_last: bool = False,
         rank: int | None = None,
@@ -119,11 +120,11 @@ class StreamReader:
         self._tried = tried
         self._tracks: dict[int, _Track] = {}
         if start is not None:
-            first_states(stream, start["first"])
+            first_states(stream, start.first)
         self._info = peek_worker_info()
         self._untouched = True  # nothing was read yet
         self._self_sharded = not self._layout.lanes and (
-            self_sharded or (self._layout.shared and workers > 0) or (start is not None and start["kind"] == "workers")
+            self_sharded or (self._layout.shared and workers > 0) or (start is not None and start.self_sharded)
         )
         if self._info is not None:
             one = all(len(parts_of(part)) < 2 for part in all_parts_of(stream))
@@ -140,7 +141,7 @@ class StreamReader:
         if self._info is not None:
             self._info.on_asked = lambda: self._asked(lane)
         try:
-            wanted, drafts, sums = self._drafts(track, batch, lane, size)
+            wanted, raws, sums = self._raws(track, batch, lane, size)
         except Exception as error:
             if self._failed is not None:
                 error.add_note("on_error cannot leave this out: the stream itself raised, and cannot be read on")
@@ -148,36 +149,36 @@ class StreamReader:
         finally:
             if self._info is not None:
                 self._info.on_asked = None
-        return self._chunk(track, lane, wanted, drafts, size, sums)
+        return self._chunk(track, lane, wanted, raws, size, sums)
 
     def close(self) -> None:
         """Let go of all that is open; only a new reader reads on."""
         for track in list(self._tracks.values()):
-            track.cursor.close()
+            track.iterator.close()
         self._tracks.clear()
 
-    def _drafts(self, track: _Track, batch: int, lane: int, size: int) -> tuple[int, list[Any], tuple[int, int] | None]:
-        """The place of a batch, its drafts, and the check sums before and behind it."""
-        drafts: list[Any] = []
+    def _raws(self, track: _Track, batch: int, lane: int, size: int) -> tuple[int, list[Any], tuple[int, int] | None]:
+        """The place of a batch, its raws, and the check sums before and behind it."""
+        raws: list[Any] = []
         if self._untouched:  # the first sample shows whether the stream splits itself
-            self._take(track, lane, size, track.place + 1, drafts)
+            self._take(track, lane, size, track.place + 1, raws)
             self._untouched = False
         number = batch // self._workers if self._self_sharded else batch
         wanted = track.start + number * size
-        stands = track.place - len(drafts)
+        stands = track.place - len(raws)
         if stands > wanted:
             raise AgnoloadError(f"a stream cannot go back: it stands at sample {stands}, asked for was {wanted}")
         if stands < wanted:
-            drafts = []
+            raws = []
             self._take(track, lane, size, wanted, None)
         before = track.sum
-        self._take(track, lane, size, wanted + size, drafts)
+        self._take(track, lane, size, wanted + size, raws)
         if track.ended and track.place <= track.start - size:  # an early last batch counts as a whole one
             raise StateError(
                 f"the stream must be the one that the state was saved of: {track.start} samples were delivered then, "
                 f"now it ends after {max(0, track.place)}"
             )
-        return wanted, drafts, (before, track.sum) if self._compares else None
+        return wanted, raws, (before, track.sum) if self._compares else None
 
     @property
     def _compares(self) -> bool:
@@ -185,39 +186,38 @@ class StreamReader:
 
     def _open(self, lane: int, size: int) -> _Track:
         part = self._worker if self._self_sharded else lane
-        count, at, state = (0, 0, None) if self._start is None else self._start["lanes"][part]
+        count, at, state = (0, 0, None) if self._start is None else self._start.lanes[part]
         self._begin(*self._taking(lane, 0))  # the stream may ask for seed and epoch
-        opening = Opening(state, size=size, direct=True)
+        options = OpenOptions(state, size=size, direct=True)
         if self._layout.lanes:
             if not self._tracks:  # who is asked for shards is not iterated, which is when others are told
                 for stream in filter(is_stream, all_parts_of(self._stream)):
-                    tell_epoch(stream)
+                    set_epoch_of(stream)
             shards = range(lane, num_shards_of(self._stream) or 0, self._layout.lanes)
-            cursor = ShardsCursor(self._stream, shards, opening)
-            if cursor.behind > at:
-                raise StateError(f"lane {lane} of a state stands behind {at} samples, yet {cursor.behind} of a shard")
-            track = _Track(cursor, at - cursor.behind, count)
-            cursor.opens = partial(self._open_shard, track, lane)
-            return track
+            iterator = ShardsIterator(self._stream, shards, options, partial(self._open_shard, lane))
+            if iterator.behind > at:
+                raise StateError(f"lane {lane} of a state stands behind {at} samples, yet {iterator.behind} of a shard")
+            return _Track(iterator, at - iterator.behind, count)
         if state is None:  # from the start; but what comes once for all readers cannot be read again
             at = count if self._layout.shared else 0
-        return _Track(open_stream(self._stream, opening), at, count)
+        return _Track(open_stream(self._stream, options), at, count)
 
-    def _open_shard(self, track: _Track, lane: int) -> None:
+    def _open_shard(self, lane: int) -> None:
         """A shard begins with random numbers of its own: it may have to be read again, without the one before it."""
+        track = self._tracks[lane]
         track.begun = track.place
         self._begin(*self._taking(lane, track.place))
 
-    def _take(self, track: _Track, lane: int, size: int, stop: int, drafts: list[Any] | None) -> None:
-        """Take drafts up to the place `stop`, batch by batch; drop them if there is no list for them."""
-        context, take = seeding.current(), track.cursor.take
+    def _take(self, track: _Track, lane: int, size: int, stop: int, raws: list[Any] | None) -> None:
+        """Take raws up to the place `stop`, batch by batch; drop them if there is no list for them."""
+        context, next_raw = seeding.current(), track.iterator.next_raw
         compares = self._compares
         step = 1 if self._layout.lanes else self._layout.stride
         while track.place < stop and not track.ended:
             batch = (track.place - track.start) // size * size + track.start
             start = max(0, batch)
             if track.begun < 0 and self._layout.lanes:
-                self._open_shard(track, lane)
+                self._open_shard(lane)
             elif track.begun < start:
                 self._begin(*self._taking(lane, start))
                 track.begun = start
@@ -226,15 +226,15 @@ class StreamReader:
                 for place in range(track.place, track.place + 1 if one else min(stop, batch + size)):
                     if context is not None:
                         context.item = (place - track.begun) * step
-                    draft = take()
+                    raw = next_raw()
                     track.place = place + 1
-                    if drafts is not None:
-                        drafts.append(draft)
+                    if raws is not None:
+                        raws.append(raw)
                 if compares and (one or track.place == batch + size):
-                    track.passed.append(sketch(draft))
+                    track.passed.append(sketch(raw))
             except StopIteration:
                 track.ended = True
-                track.cursor.close()
+                track.iterator.close()
             if compares and (track.ended or track.place == batch + size):
                 track.sum = extended(track.sum, [*track.passed, track.ended and track.place])
                 track.passed.clear()
@@ -249,7 +249,7 @@ class StreamReader:
                 "itself over the workers must ask before, and one that does not must not ask while it is iterated; "
                 "functions given to map may"
             )
-        if self._start is not None and any(count for count, _, _ in self._start["lanes"]):
+        if self._start is not None and any(count for count, _, _ in self._start.lanes):
             raise StateError(
                 "this stream splits itself over several workers, but the state was saved where it was not split: go on "
                 "with one worker or none"
@@ -258,7 +258,7 @@ class StreamReader:
         self._begin(*self._taking(lane, 0))  # from here on no two workers draw the same
 
     def _taking(self, lane: int, place: int) -> tuple[int, int, int]:
-        """The key of a batch while its drafts are taken: all ranks that split a stream take the same ones."""
+        """The key of a batch while its raws are taken: all ranks that split a stream take the same ones."""
         layout = self._layout
         if layout.lanes:
             return self._own(lane, place)
@@ -276,43 +276,43 @@ class StreamReader:
         return layout.first + place * layout.stride, layout.stride, layout.rank
 
     def _chunk(
-        self, track: _Track, lane: int, place: int, drafts: list[Any], size: int, sums: tuple[int, int] | None
+        self, track: _Track, lane: int, place: int, raws: list[Any], size: int, sums: tuple[int, int] | None
     ) -> StreamChunk:
         merged = self._layout.lanes or self._self_sharded
         key = self._own(lane, place)
         if track.ended and self._drop_last and not merged:
-            drafts = []
+            raws = []
         samples, left, failed = [], None, None
         try:
-            samples = self._finish(track.cursor, drafts, *key)
+            samples = self._finish(raws, *key)
         except (Exception, GeneratorExit) as error:
             failed = error
         else:
             if track.ended and merged:
                 samples, left = [], samples
-        state = None if track.ended else track.cursor.state()
+        state = None if track.ended else track.iterator.state()
         more = track.place + 1 - track.start >= (size if self._drop_last else 1)  # rank 0 has one sample more
-        others = track.ended and more and has_others(track.cursor)
-        report = StreamReport(track.ended, left, len(drafts), state, self._self_sharded, others, sums)
+        others = track.ended and more and has_others(track.iterator)
+        report = StreamReport(track.ended, left, len(raws), state, self._self_sharded, others, sums)
         return StreamChunk(samples, *key, report, failed)
 
-    def _finish(self, cursor: Cursor, drafts: list[Any], first: int, stride: int, rank: int) -> list[Any]:
-        if not drafts:
-            return []
-        if cursor.deferred or self._layout.stride > 1:
+    def _finish(self, raws: list[Any], first: int, stride: int, rank: int) -> list[Any]:
+        """The samples of raw ones, but for those that are left out."""
+        kinds = set(map(type, raws))
+        if kinds.isdisjoint(LAZY):
+            return raws  # they are samples already
+        if Lazy in kinds:
             self._begin(first, stride, rank | FINISHING)
-        if getattr(cursor.finish, "__func__", None) is Cursor.finish:
-            return drafts  # they are samples already
         context = seeding.current()
-        make = cursor.finish if self._tried is None else self._tried(cursor.finish)
+        make = force if self._tried is None else self._tried(force)
         samples = []
-        for item, draft in enumerate(drafts):
+        for item, raw in enumerate(raws):
             if context is not None:
                 context.item = item
             try:
-                samples.append(make(draft))
+                samples.append(make(raw))
             except Exception as error:
-                note_where(error, cursor, draft)
+                note_record(error, raw)
                 if self._failed is None or not self._failed(error, first + item * stride):
                     raise
         return samples

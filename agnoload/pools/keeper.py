@@ -9,7 +9,7 @@ from typing import Any
 from agnoload.backend import registry
 from agnoload.backend.base import Backend
 from agnoload.inspect import find_large_lists
-from agnoload.monitoring.logs import Logged, Warned
+from agnoload.monitoring.logs import LogRecord, WarningRecord
 from agnoload.options import Options
 from agnoload.pools.inline import InlinePool
 from agnoload.pools.launcher import Preload, release_server, start_server, use_server
@@ -43,7 +43,7 @@ class PoolKeeper:
         options: Options,
         backend: Backend,
         ahead: int,
-        listen: Callable[[Sequence[Logged | Warned]], None],
+        listen: Callable[[Sequence[LogRecord | WarningRecord]], None],
         say: Callable[[str], None],
     ) -> None:
         self._options = options
@@ -58,9 +58,12 @@ class PoolKeeper:
         """What workers import; kept from epoch to epoch, so that the next server has it loaded."""
 
     def prepare(self) -> None:
-        """Start the fork server if it will be needed: it gets ready while the program does other things."""
-        if self._options.worker_type == "process":
-            start_server(self, self._options.multiprocessing_context)
+        """Start the fork server if it will be needed: it imports what the dataset needs while the program goes on."""
+        options = self._options
+        if options.worker_type == "process" and options.num_workers not in (0, "auto"):
+            parts = {name: getattr(options, name) for name in ("dataset", "collate_fn", "worker_init_fn", "on_error")}
+            environment = registry.worker_environment()
+            self.preload = start_server(self, options.multiprocessing_context, environment, parts)
 
     def open(self, fetch: Any, workers: int) -> tuple[Pool, Release | None]:
         """A pool for one iterator, and what takes it back afterwards (None: the iterator closes it)."""
@@ -107,6 +110,7 @@ class PoolKeeper:
             fence=self._backend.fence,
             environment=registry.worker_environment(),
             listen=self._listen,
+            preload=self.preload,
         )
         self.preload = pool.preload
         return pool

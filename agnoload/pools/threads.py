@@ -17,11 +17,11 @@ from typing import Any
 from agnoload.errors import AgnoloadError, LoaderClosed, WorkerTimeout, add_note, warn
 from agnoload.global_rng import GlobalRngMonitor
 from agnoload.messages import Reply, Request, describe_request
-from agnoload.pools import processes
-from agnoload.pools.processes import check_process
+from agnoload.pools import diagnose
+from agnoload.pools.diagnose import check_process
 from agnoload.pools.worker import WorkerFetch, end_copy
 from agnoload.protocols import Pool
-from agnoload.transport.recycled import Recycled
+from agnoload.transport.buffer_pool import BatchBuffers, BufferPool
 
 
 class ThreadPool:
@@ -37,7 +37,7 @@ class ThreadPool:
             queue.SimpleQueue() for _ in range(workers if owned else 1)
         ]
         self._owned = owned
-        self._memory = Recycled(window + workers + 1)
+        self._memory = BufferPool(window + workers + 1)
         self._closed = threading.Event()
         self._warned = False
         self._pid = os.getpid()
@@ -68,7 +68,7 @@ class ThreadPool:
         if not self._open:
             raise AgnoloadError("receive() was called while no request was under way")
         began = time.monotonic()
-        limit = timeout if timeout is not None else None if self._warned else processes.SILENCE
+        limit = timeout if timeout is not None else None if self._warned else diagnose.SILENCE
         limit = limit and min(limit, threading.TIMEOUT_MAX)
         try:
             reply = self._get(limit)
@@ -132,7 +132,7 @@ class ThreadPool:
         while (request := requests.get()) is not None and not self._closed.is_set():
             self._busy[worker] = request.number
             try:
-                reply = fetch(request, self._memory.batch())
+                reply = fetch(request, BatchBuffers(self._memory))
             except BaseException as error:
                 reply = Reply(request.number, worker, error=error)
             end_copy(self._pid, reply.error)

@@ -7,6 +7,7 @@ Wherever a class has a target share, it is `w_k = alpha / C + (1 - alpha) * n_k 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any, Literal
 
 import numpy as np
@@ -15,10 +16,10 @@ import numpy.typing as npt
 from agnoload.errors import OptionError
 from agnoload.protocols import IndexArray
 from agnoload.samplers.apportion import Rotation, class_counts, class_shares, floors
-from agnoload.samplers.base import Fixed, SeededSampler
-from agnoload.samplers.classes import ClassIndex
-from agnoload.samplers.order import BatchOrder, indivisible
-from agnoload.samplers.rounds import ShuffledCycles
+from agnoload.samplers.base import SeededSampler
+from agnoload.samplers.classes import ClassIndex, ShuffledCycles
+from agnoload.samplers.order import BatchOrder, Order, in_sequence, indivisible
+from agnoload.samplers.shuffle import shuffled
 from agnoload.seeding import Purpose, Rewinder
 from agnoload.validate import integer, number, number_of, positive, word
 
@@ -55,12 +56,7 @@ class BalancedBatchSampler(SeededSampler[list[int]]):
     """
 
     yields_batches = True
-    labels = Fixed[Any]()
-    batch_size = Fixed[int]()
-    alpha = Fixed[float]()
-    kind = Fixed[str]()
-    min_per_class = Fixed[int]()
-    num_batches = Fixed[int]()
+    _fixed = ("labels", "batch_size", "alpha", "kind", "min_per_class", "num_batches")
 
     def __init__(
         self,
@@ -123,11 +119,7 @@ class ClassUniformBatchSampler(SeededSampler[list[int]]):
     """
 
     yields_batches = True
-    labels = Fixed[Any]()
-    classes_per_batch = Fixed[int]()
-    samples_per_class = Fixed[int]()
-    batch_size = Fixed[int]()
-    num_batches = Fixed[int]()
+    _fixed = ("labels", "classes_per_batch", "samples_per_class", "batch_size", "num_batches")
     _first_in_order = False
 
     def __init__(
@@ -235,7 +227,7 @@ def _fixed_batches(sampler: BalancedBatchSampler, seed: int, epoch: int) -> Batc
         rotation = Rotation(np.maximum(wanted - counts, 0.0), phases, size - int(counts.sum()))
     else:
         counts = per_visit = class_counts(sampler.shares, size, sampler.min_per_class)
-    samples = _Samples(sampler.classes, per_visit, seed, epoch, rewinder)
+    samples = _class_samples(sampler.classes, per_visit, seed, epoch, rewinder)
 
     def before(number: int) -> IndexArray:
         fixed = counts * number
@@ -243,9 +235,7 @@ def _fixed_batches(sampler: BalancedBatchSampler, seed: int, epoch: int) -> Batc
 
     def batch(number: int) -> IndexArray:
         low, high = before(number), before(number + 1)
-        made = np.concatenate(
-            [samples.indices(k, int(low[k]), int(high[k])) for k in np.flatnonzero(high > low).tolist()]
-        )
+        made = np.concatenate([samples(k, int(low[k]), int(high[k])) for k in np.flatnonzero(high > low).tolist()])
         rewinder.rewind(seed, epoch, Purpose.CLASSES, number, 0).shuffle(made)
         return made
 
@@ -256,15 +246,21 @@ def _class_batches(sampler: ClassUniformBatchSampler, first_in_order: bool, seed
     """P classes, K samples of each: the number of a class's visit is that of the cycle through the classes."""
     classes, visits, each = len(sampler.classes), sampler.classes_per_batch, sampler.samples_per_class
     rewinder = Rewinder()
-    visited = ShuffledCycles(classes, visits, seed, epoch, Purpose.CLASSES, 0, rewinder, first_in_order=first_in_order)
-    samples = _Samples(sampler.classes, np.full(classes, each), seed, epoch, rewinder)
+
+    def shuffle(number: int, below: int) -> Order:
+        if first_in_order and not number:
+            return in_sequence(classes)
+        return shuffled(classes, seed, epoch, Purpose.CLASSES, number, array_below=below, rewinder=rewinder)
+
+    visited = ShuffledCycles(classes, visits, shuffle)
+    samples = _class_samples(sampler.classes, np.full(classes, each), seed, epoch, rewinder)
 
     def batch(number: int) -> IndexArray:
         first = number * visits
         parts = []
         for place, k in enumerate(visited.indices(first, first + visits).tolist(), first):
             start = place // classes * each
-            parts.append(samples.indices(k, start, start + each))
+            parts.append(samples(k, start, start + each))
         return np.concatenate(parts)
 
     return _of_equal_size(sampler.num_batches, sampler.batch_size, batch)
@@ -274,24 +270,22 @@ def _of_equal_size(number: int, size: int, batch: Callable[[int], IndexArray]) -
     return indivisible(number, batch, lambda place: place * size)
 
 
-class _Samples:
-    """The samples of each class, in shuffled cycles that are made when they are first asked for."""
+def _class_samples(
+    classes: ClassIndex, per_visit: IndexArray, seed: int, epoch: int, rewinder: Rewinder
+) -> Callable[[int, int, int], IndexArray]:
+    """The function that gives the samples of a class, from one to before another, of the cycles that go through it."""
 
-    def __init__(self, classes: ClassIndex, per_visit: IndexArray, seed: int, epoch: int, rewinder: Rewinder) -> None:
-        self._classes = classes
-        self._per_visit = per_visit
-        self._key = (seed, epoch)
-        self._rewinder = rewinder
-        self._cycles: dict[int, ShuffledCycles] = {}
+    @cache
+    def cycles(k: int) -> ShuffledCycles:
+        n = int(classes.counts[k])
 
-    def indices(self, k: int, start: int, stop: int) -> IndexArray:
-        """The next samples of class k, of which `start` have been delivered."""
-        cycles = self._cycles.get(k)
-        if cycles is None:
-            n, per = int(self._classes.counts[k]), int(self._per_visit[k])
-            cycles = ShuffledCycles(n, per, *self._key, Purpose.WITHIN_CLASS, k, self._rewinder)
-            self._cycles[k] = cycles
-        return self._classes.pick(k, cycles.indices(start, stop))
+        def shuffle(number: int, below: int) -> Order:
+            purpose = Purpose.WITHIN_CLASS
+            return shuffled(n, seed, epoch, purpose, number, k, array_below=below, rewinder=rewinder)
+
+        return ShuffledCycles(n, int(per_visit[k]), shuffle)
+
+    return lambda k, start, stop: classes.pick(k, cycles(k).indices(start, stop))
 
 
 def _number_of_batches(number: int | None, items: int, batch_size: int) -> int:

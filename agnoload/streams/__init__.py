@@ -1,7 +1,8 @@
-"""Streams: datasets that are iterated, and who yields what of them.
+"""Streams: datasets that are iterated, and what is made of them.
 
-`cursor`: how a stream is read. `base`: the streams, and `map`, `filter` and `+` of them. `ranks`, `shuffle`, `group`,
-`mixture`, `files`: what else is made of streams.
+From the bottom: `iterators` (how a stream is read), `shards` (how it is read in parts), `base` (streams, and `map`,
+`filter` and `+` of them), then `shuffle`, `group`, `ranks`, `mixture` and `files` (what else is made of streams) with
+its `readers`, and `layout` (which lanes, workers and ranks read what).
 """
 
 from agnoload.streams.base import (
@@ -10,13 +11,15 @@ from agnoload.streams.base import (
     IterableDataset,
     MappedStream,
     first_states,
-    need_length,
     part_without_state,
 )
-from agnoload.streams.cursor import go_back, is_indexed, is_stream, length_or_none
-from agnoload.streams.files import FileStream, read_jsonl, read_lines, read_npy, read_npz, read_parquet, read_tar
+from agnoload.streams.files import FileStream
+from agnoload.streams.iterators import go_back, is_indexed, is_stream
+from agnoload.streams.layout import resolve_ranks, split_of
 from agnoload.streams.mixture import Mixture
-from agnoload.streams.ranks import RankStream, settle_ranks, split_of
+from agnoload.streams.ranks import RankStream
+from agnoload.streams.readers import read_jsonl, read_lines, read_npy, read_npz, read_parquet, read_tar
+from agnoload.streams.shards import length_or_none, need_length
 from agnoload.streams.shuffle import ShuffledStream
 
 __all__ = [
@@ -41,6 +44,6 @@ __all__ = [
     "read_npz",
     "read_parquet",
     "read_tar",
-    "settle_ranks",
+    "resolve_ranks",
     "split_of",
 ]

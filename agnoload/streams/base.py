@@ -2,35 +2,46 @@
 
 from __future__ import annotations
 
+import copy
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, overload
 
 from agnoload import seeding
 from agnoload.errors import OptionError
 from agnoload.seeding import Purpose, draw_seed, generator
-from agnoload.streams.cursor import (
-    Cursor,
-    CursorStream,
+from agnoload.streams.iterators import (
+    DerivedIterator,
     FirstState,
+    Lazy,
     Made,
-    Opening,
-    RowsCursor,
-    ShardsCursor,
-    applied,
+    OpenableStream,
+    OpenOptions,
+    StreamIterator,
     first_state,
+    force,
+    guarded,
     is_indexed,
+    is_ours,
     is_stateful,
     is_stream,
-    length_or_none,
-    note_where,
+    may_ask,
+    note_record,
+)
+from agnoload.streams.shards import (
+    LANES,
+    IndexIterator,
+    ShardsIterator,
+    lanes_of,
+    need_length,
+    need_shards,
     num_shards_of,
     open_stream,
     shard_length_of,
     shard_of,
 )
-from agnoload.validate import brief, counted, integer, items, members, name_of, positive, whole
+from agnoload.validate import brief, counted, integer, items, members, name_of, whole
 
 if TYPE_CHECKING:
     from agnoload.streams.group import BatchedStream, PackedStream
@@ -64,7 +75,7 @@ class IterableDataset(Generic[T_co]):
     [10, 30, 50, 1, 4]
     """
 
-    lanes: int = 16
+    lanes: int = LANES
     """Through how many lanes the shards are read at once, by all workers together. The batches depend on it: it belongs
     to the data, not to the machine."""
     shared_source: bool = False
@@ -74,7 +85,7 @@ class IterableDataset(Generic[T_co]):
         number = num_shards_of(self)
         if number is None:
             raise NotImplementedError(f"{type(self).__name__} must define __iter__, or num_shards and shard")
-        return ShardsCursor(self, range(number), Opening())
+        return ShardsIterator(self, range(number), OpenOptions())
 
     __iter__.by_shards = True  # type: ignore[attr-defined]
 
@@ -147,12 +158,18 @@ class IterableDataset(Generic[T_co]):
         return RankStream(self, rank, world_size, uneven)
 
 
-class DerivedStream(CursorStream[T_co], IterableDataset[T_co]):
+class DerivedStream(OpenableStream[T_co], IterableDataset[T_co]):
     """A stream that is made of one other and has its lanes, its shards and its length."""
 
     def __init__(self, source: Any) -> None:
         need_stream(source, type(self).__name__)
         self.source = source
+
+    def of(self, source: Any) -> Self:
+        """The same, made of another stream."""
+        twin = copy.copy(self)
+        twin.source = source
+        return twin
 
     @property
     def lanes(self) -> int:  # type: ignore[override]
@@ -163,7 +180,7 @@ class DerivedStream(CursorStream[T_co], IterableDataset[T_co]):
         return need_shards(self.source)
 
     def shard(self, number: int) -> Iterable[T_co]:
-        raise NotImplementedError
+        return self.of(as_stream(shard_of(self.source, number)))
 
     def __len__(self) -> int:
         return need_length(self.source)
@@ -178,38 +195,25 @@ class MappedStream(DerivedStream[R]):
 
     def __init__(self, source: Any, function: Callable[[Any], R]) -> None:
         super().__init__(source)
-        if not callable(function):
-            raise OptionError(f"map needs a function of one sample, got {function!r}")
-        self.function = function
-
-    def shard(self, number: int) -> Iterable[R]:
-        return MappedStream(as_stream(shard_of(self.source, number)), self.function)
+        self.function = _need_function(function, "map")
 
     def shard_length(self, number: int) -> int | None:
         return shard_length_of(self.source, number)
 
-    def cursor(self, opening: Opening) -> Cursor:
-        return _MapCursor(open_stream(self.source, opening), self.function)
+    def open(self, options: OpenOptions) -> StreamIterator:
+        return _MapIterator(open_stream(self.source, options), self.function)
 
     def __repr__(self) -> str:
         return f"{brief(self.source)}.map({name_of(self.function)})"
 
 
-class _MapCursor(Cursor):
-    deferred = True
-
-    def __init__(self, source: Cursor, function: Callable[[Any], Any]) -> None:
-        self._source = source
+class _MapIterator(DerivedIterator):
+    def __init__(self, source: StreamIterator, function: Callable[[Any], Any]) -> None:
+        super().__init__(source)
         self._function = function
-        self.take = source.take  # type: ignore[method-assign]
-        self.where = source.where  # type: ignore[method-assign]
-        self.state = source.state  # type: ignore[method-assign]
 
-    def inside(self) -> Iterable[Cursor]:
-        return (self._source,)
-
-    def finish(self, draft: Any) -> Any:
-        return applied(self._function, self._source.finish(draft))
+    def next_raw(self) -> Lazy:
+        return Lazy((self._function, self._source.next_raw()))
 
 
 class FilteredStream(DerivedStream[T_co]):
@@ -217,51 +221,50 @@ class FilteredStream(DerivedStream[T_co]):
 
     def __init__(self, source: Any, function: Callable[[Any], Any]) -> None:
         super().__init__(source)
-        if not callable(function):
-            raise OptionError(f"filter needs a function of one sample, got {function!r}")
-        self.function = function
-
-    def shard(self, number: int) -> Iterable[T_co]:
-        return FilteredStream(as_stream(shard_of(self.source, number)), self.function)
+        self.function = _need_function(function, "filter")
 
     def __len__(self) -> int:
         raise TypeError("a filtered stream has no length: it is not known before the stream was read")
 
-    def cursor(self, opening: Opening) -> Cursor:
-        return _FilterCursor(open_stream(self.source, opening._replace(direct=False)), self.function)
+    def open(self, options: OpenOptions) -> StreamIterator:
+        return _FilterIterator(open_stream(self.source, options._replace(direct=False)), self.function)
 
     def __repr__(self) -> str:
         return f"{brief(self.source)}.filter({name_of(self.function)})"
 
 
-class _FilterCursor(Cursor):
-    def __init__(self, source: Cursor, function: Callable[[Any], Any]) -> None:
-        self._source = source
+class _FilterIterator(DerivedIterator):
+    def __init__(self, source: StreamIterator, function: Callable[[Any], Any]) -> None:
+        super().__init__(source)
         self._function = function
-        self.state = source.state  # type: ignore[method-assign]
 
-    def inside(self) -> Iterable[Cursor]:
-        return (self._source,)
+    def next_raw(self) -> Any:
+        raw = _DROPPED
+        while raw is _DROPPED:
+            raw = may_ask(self._kept, self._source.next_raw())
+        return raw
 
-    def take(self) -> Any:
-        while True:
-            draft = self._source.take()
-            try:
-                sample = self._source.finish(draft)
-                if applied(self._function, sample):
-                    return Made((draft, sample))
-            except Exception as error:
-                note_where(error, self._source, draft)
-                raise
-
-    def finish(self, draft: Any) -> Any:
-        return draft[1]
-
-    def where(self, draft: Any) -> str:
-        return self._source.where(draft[0])
+    def _kept(self, raw: Any) -> Any:
+        try:
+            sample = force(raw)
+            if not guarded(self._function, sample):
+                return _DROPPED
+            return raw if sample is raw else Made((sample, raw))
+        except Exception as error:
+            note_record(error, raw)
+            raise
 
 
-class ChainDataset(CursorStream[T_co], IterableDataset[T_co]):
+_DROPPED = object()
+
+
+def _need_function(function: Callable[[Any], R], name: str) -> Callable[[Any], R]:
+    if not callable(function):
+        raise OptionError(f"{name} needs a function of one sample, got {function!r}")
+    return function
+
+
+class ChainDataset(OpenableStream[T_co], IterableDataset[T_co]):
     """Streams one after the other; `a + b` of two streams is the same.
 
     If all of them offer shards so does the chain: those of the first stream first.
@@ -307,60 +310,50 @@ class ChainDataset(CursorStream[T_co], IterableDataset[T_co]):
     def __len__(self) -> int:
         return sum(map(need_length, self.datasets))
 
-    def cursor(self, opening: Opening) -> Cursor:
-        return _ChainCursor(self.datasets, opening)
+    def open(self, options: OpenOptions) -> StreamIterator:
+        return _ChainIterator(self.datasets, options)
 
     def __repr__(self) -> str:
         return f"ChainDataset([{', '.join(map(brief, self.datasets))}])"
 
 
-class _ChainCursor(Cursor):
-    def __init__(self, parts: list[Any], opening: Opening) -> None:
+class _ChainIterator(StreamIterator):
+    """The state: the number of the part that is read, and where it is there; None where nothing of it was read."""
+
+    def __init__(self, parts: list[Any], options: OpenOptions) -> None:
         self._parts = parts
-        self._opening = opening
-        part, inner = (0, None) if opening.state is None else items(opening.state, "the place in a chain", 2)
-        self._part = whole(part, "the part of a chain", max(0, len(parts) - 1))
-        self._fresh = inner is None
-        self._cursor = self._open(inner)
+        self._options = options
+        part, state = (0, None) if options.state is None else items(options.state, "the place in a chain", 2)
+        self._begin(whole(part, "the part of a chain", max(0, len(parts) - 1)), state)
 
-    def inside(self) -> Iterable[Cursor]:
-        return (self._cursor,)
+    def _begin(self, part: int, state: Any = None) -> None:
+        self._part = part
+        self._fresh = state is None
+        self._source = open_stream(self._parts[part], self._options.inner(state, part))
 
-    def _open(self, state: Any) -> Cursor:
-        cursor = open_stream(self._parts[self._part], self._opening.inner(state, self._part))
-        self.deferred = cursor.deferred
-        return cursor
+    def inside(self) -> Iterable[StreamIterator]:
+        return (self._source,)
 
-    def take(self) -> Any:
+    def next_raw(self) -> Any:
         while True:
             try:
-                draft = self._cursor.take()
+                raw = self._source.next_raw()
             except StopIteration:
                 if self._part + 1 == len(self._parts):
                     raise
-                self._part += 1
-                self._fresh = True
-                self._cursor = self._open(None)
+                self._begin(self._part + 1)
             else:
                 self._fresh = False
-                return self._cursor, draft
-
-    def finish(self, draft: Any) -> Any:
-        cursor, inner = draft
-        return cursor.finish(inner)
-
-    def where(self, draft: Any) -> str:
-        cursor, inner = draft
-        return str(cursor.where(inner))
+                return raw
 
     def state(self) -> Any:
         if self._fresh:
             return [self._part, None]
-        inner = self._cursor.state()
-        return None if inner is None else [self._part, inner]
+        state = self._source.state()
+        return None if state is None else [self._part, state]
 
 
-class RowsStream(CursorStream[T_co], IterableDataset[T_co]):
+class RowsStream(OpenableStream[T_co], IterableDataset[T_co]):
     """A map-style dataset as a stream; a sample is loaded only where it is delivered.
 
     `shuffled`: each run through it goes in another order, the same for any workers.
@@ -373,12 +366,12 @@ class RowsStream(CursorStream[T_co], IterableDataset[T_co]):
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def cursor(self, opening: Opening) -> Cursor:
+    def open(self, options: OpenOptions) -> StreamIterator:
         order: Any = range(len(self.dataset))
         if self.shuffled:
             seed, epoch = seed_and_epoch(None)
-            order = generator(seed, epoch, Purpose.MIXTURE, opening.again, opening.node).permutation(len(order))
-        return RowsCursor(self.dataset, order, opening.state)
+            order = generator(seed, epoch, Purpose.MIXTURE, options.again, options.node).permutation(len(order))
+        return IndexIterator(self.dataset, order, options.state)
 
     def __repr__(self) -> str:
         return repr(self.dataset)
@@ -398,7 +391,7 @@ def parts_of(stream: Any) -> list[Any]:
     """The streams and datasets that a stream of this library is made of."""
     if isinstance(stream, DerivedStream):
         return [stream.source]
-    return list(getattr(stream, "datasets", ())) if isinstance(stream, CursorStream) else []
+    return list(getattr(stream, "datasets", ())) if isinstance(stream, OpenableStream) else []
 
 
 def all_parts_of(stream: Any) -> Iterator[Any]:
@@ -413,13 +406,8 @@ def all_parts_of(stream: Any) -> Iterator[Any]:
 def part_without_state(stream: Any) -> Any:
     """What a stream is made of that cannot say where it stands, as far as that shows before it is read."""
     for part in all_parts_of(stream):
-        ours = isinstance(part, CursorStream) and type(part).__iter__ is CursorStream.__iter__
-        if (
-            is_stream(part)
-            and not (ours and part.keeps_place)
-            and num_shards_of(part) is None
-            and not is_stateful(part)
-        ):
+        says = (is_ours(part) and part.keeps_place) or num_shards_of(part) is not None or is_stateful(part)
+        if is_stream(part) and not says:
             return part
     return stream
 
@@ -457,24 +445,3 @@ def need_stream(stream: Any, who: str) -> None:
         raise OptionError(
             f"{who} needs a stream (an IterableDataset, or what can only be iterated), got {type(stream).__name__}"
         )
-
-
-def need_shards(stream: Any) -> int:
-    """The number of shards; AttributeError, so that `hasattr` is false, if there are none."""
-    number = num_shards_of(stream)
-    if number is None:
-        raise AttributeError(f"{type(stream).__name__} offers no num_shards")
-    return number
-
-
-def need_length(stream: Any) -> int:
-    """`len(stream)`; TypeError, which is what `len` gives, if it has none."""
-    length = length_or_none(stream)
-    if length is None:
-        raise TypeError(f"the length is not known: {type(stream).__name__} has no __len__")
-    return length
-
-
-def lanes_of(stream: Any) -> int:
-    """Through how many lanes the shards of a stream are read."""
-    return positive(f"lanes of {type(stream).__name__}", getattr(stream, "lanes", IterableDataset.lanes))

@@ -11,13 +11,22 @@ import numpy.typing as npt
 
 from agnoload.batching.packing import PackedRows
 from agnoload.errors import OptionError, StateError
-from agnoload.streams.base import DerivedStream, IterableDataset, lanes_of, need_length, need_shards
-from agnoload.streams.cursor import (
-    Cursor,
-    CursorStream,
-    Opening,
-    ShardsCursor,
-    note_where,
+from agnoload.streams.base import DerivedStream, IterableDataset
+from agnoload.streams.iterators import (
+    DerivedIterator,
+    Lazy,
+    OpenableStream,
+    OpenOptions,
+    StreamIterator,
+    force,
+    may_ask,
+    note_record,
+)
+from agnoload.streams.shards import (
+    ShardsIterator,
+    lanes_of,
+    need_length,
+    need_shards,
     num_shards_of,
     open_stream,
     shard_length_of,
@@ -41,21 +50,17 @@ class GroupedStream(DerivedStream[T_co]):
     def shard(self, number: int) -> Iterable[T_co]:
         return self.of(_Lane(self.source, number, self.num_shards))
 
-    def of(self, source: Any) -> GroupedStream[T_co]:
-        """The same of another stream."""
-        raise NotImplementedError
-
-    def cursor(self, opening: Opening) -> Cursor:
+    def open(self, options: OpenOptions) -> StreamIterator:
         if num_shards_of(self.source) is not None:
-            return ShardsCursor(self, range(self.num_shards), opening).exact()
-        return self.group(opening)
+            return ShardsIterator(self, range(self.num_shards), options)
+        return self.group(options)
 
-    def group(self, opening: Opening) -> Cursor:
-        """Begin a run through a source without shards."""
+    def group(self, options: OpenOptions) -> StreamIterator:
+        """Begin a pass through a source without shards."""
         raise NotImplementedError
 
 
-class _Lane(CursorStream[T_co], IterableDataset[T_co]):
+class _Lane(OpenableStream[T_co], IterableDataset[T_co]):
     """One lane of a stream with shards."""
 
     def __init__(self, source: Any, number: int, lanes: int) -> None:
@@ -69,8 +74,8 @@ class _Lane(CursorStream[T_co], IterableDataset[T_co]):
             raise TypeError(f"the length is not known: a shard of {type(self.source).__name__} has none")
         return sum(known)
 
-    def cursor(self, opening: Opening) -> Cursor:
-        return ShardsCursor(self.source, self._shards, opening).exact()
+    def open(self, options: OpenOptions) -> StreamIterator:
+        return ShardsIterator(self.source, self._shards, options)
 
 
 class BatchedStream(GroupedStream[list[T_co]]):
@@ -84,42 +89,36 @@ class BatchedStream(GroupedStream[list[T_co]]):
         super().__init__(source)
         self.size = positive("the size of batch", size)
 
-    def of(self, source: Any) -> BatchedStream[T_co]:
-        return BatchedStream(source, self.size)
-
     def __len__(self) -> int:
         if num_shards_of(self.source) is None:
             return (need_length(self.source) + self.size - 1) // self.size
         return sum(len(self.of(_Lane(self.source, lane, self.num_shards))) for lane in range(self.num_shards))
 
-    def group(self, opening: Opening) -> Cursor:
-        return _BatchCursor(self, opening)
+    def group(self, options: OpenOptions) -> StreamIterator:
+        return _BatchIterator(self, options)
 
     def __repr__(self) -> str:
         return f"{brief(self.source)}.batch({self.size})"
 
 
-class _GroupCursor(Cursor):
+class _GroupIterator(DerivedIterator):
     """The state: that of the source, None where it has ended; whether it has; and what a subclass adds.
 
-    A source that has ended is not asked again, nor where it stands: it may have gone back to its start.
+    A source that has ended is not asked for more, nor where it is: it may have gone back to its start.
     """
 
-    def __init__(self, source: Any, opening: Opening, *begin: Any) -> None:
-        state = [None, False, *begin] if opening.state is None else opening.state
-        inner, self._ended, *self.more_state = items(state, "the place in a grouped stream", 2 + len(begin))
+    def __init__(self, source: Any, options: OpenOptions, *added: Any) -> None:
+        state = [None, False, *added] if options.state is None else options.state
+        inner, self._ended, *self._added = items(state, "the place in a grouped stream", 2 + len(added))
         if not isinstance(self._ended, bool):
             raise StateError(f"whether a source has ended must be a bool in a state, got {self._ended!r:.200}")
-        self._source = open_stream(source, opening.inner(inner))
-
-    def inside(self) -> Iterable[Cursor]:
-        return (self._source,)
+        super().__init__(open_stream(source, options.inner(inner)))
 
     def more(self) -> tuple[Any, ...]:
-        """The next draft of the source; none at its end."""
+        """The next raw sample of the source; none at its end."""
         if not self._ended:
             try:
-                return (self._source.take(),)
+                return (self._source.next_raw(),)
             except StopIteration:
                 self._ended = True
         return ()
@@ -129,32 +128,29 @@ class _GroupCursor(Cursor):
         return None if inner is None and not self._ended else [inner, self._ended]
 
 
-class _BatchCursor(_GroupCursor):
-    def __init__(self, stream: BatchedStream[Any], opening: Opening) -> None:
-        super().__init__(stream.source, opening._replace(size=stream.size))
+class _BatchIterator(_GroupIterator):
+    def __init__(self, stream: BatchedStream[Any], options: OpenOptions) -> None:
+        super().__init__(stream.source, options._replace(size=stream.size))
         self._size = stream.size
 
-    @property
-    def deferred(self) -> bool:  # type: ignore[override]
-        return self._source.deferred
-
-    def take(self) -> list[Any]:
-        drafts: list[Any] = []
-        while len(drafts) < self._size and (more := self.more()):
-            drafts += more
-        if not drafts:
+    def next_raw(self) -> Lazy:
+        raws: list[Any] = []
+        while len(raws) < self._size and (more := self.more()):
+            raws += more
+        if not raws:
             raise StopIteration
-        return drafts
+        return Lazy((_force_all, raws))
 
-    def finish(self, draft: list[Any]) -> list[Any]:
-        samples = []
-        for inner in draft:
-            try:
-                samples.append(self._source.finish(inner))
-            except Exception as error:
-                note_where(error, self._source, inner)
-                raise
-        return samples
+
+def _force_all(raws: list[Any]) -> list[Any]:
+    samples = []
+    for raw in raws:
+        try:
+            samples.append(force(raw))
+        except Exception as error:
+            note_record(error, raw)
+            raise
+    return samples
 
 
 class PackedStream(GroupedStream[dict[str, npt.NDArray[Any]]]):
@@ -174,47 +170,44 @@ class PackedStream(GroupedStream[dict[str, npt.NDArray[Any]]]):
         self.key = key
         self.value = integer("value of pack", value, -(1 << 63), "the token id of padding, an int")
 
-    def of(self, source: Any) -> PackedStream:
-        return PackedStream(source, self.length, key=self.key, value=self.value)
-
     def __len__(self) -> int:
         raise TypeError("a packed stream has no length: it is not known before the stream was read")
 
-    def group(self, opening: Opening) -> Cursor:
-        return _PackCursor(self, opening)
+    def group(self, options: OpenOptions) -> StreamIterator:
+        return _PackIterator(self, options)
 
     def __repr__(self) -> str:
         return f"{brief(self.source)}.pack({self.length})"
 
 
-class _PackCursor(_GroupCursor):
+class _PackIterator(_GroupIterator):
     """Its state adds what is left of the sequence that was cut last, and the dtype of that."""
 
-    def __init__(self, stream: PackedStream, opening: Opening) -> None:
-        super().__init__(stream.source, opening, "", "int64")
+    def __init__(self, stream: PackedStream, options: OpenOptions) -> None:
+        super().__init__(stream.source, options, "", "int64")
         self._stream = stream
-        self._left = _saved_tokens(*self.more_state)
+        self._rest = _saved_tokens(*self._added)
 
-    def take(self) -> list[npt.NDArray[Any]]:
+    def next_raw(self) -> Lazy:
         pieces, room = [], self._stream.length
         while room:
-            if not self._left.size:
+            if not self._rest.size:
                 if not (more := self.more()):
                     break
-                self._left = self._tokens(*more)
+                self._rest = self._tokens(*more)
                 continue
-            pieces.append(self._left[:room])
-            self._left = self._left[room:]
+            pieces.append(self._rest[:room])
+            self._rest = self._rest[room:]
             room -= len(pieces[-1])
         if not pieces:
             raise StopIteration
-        return pieces
+        return Lazy((self._row, pieces))
 
-    def _tokens(self, draft: Any) -> npt.NDArray[Any]:
+    def _tokens(self, raw: Any) -> npt.NDArray[Any]:
         """The sequence of one sample of the source."""
         key = self._stream.key
         try:
-            sample = self._source.finish(draft)
+            sample = may_ask(force, raw)
             found = sample if key is None else sample[key]
             tokens = np.asarray(found)
             if tokens.ndim != 1 or (tokens.size and tokens.dtype.kind not in "iu"):
@@ -224,16 +217,16 @@ class _PackCursor(_GroupCursor):
                     + f", got {type(found).__name__} (shape {tokens.shape}, dtype {tokens.dtype})"
                 )
         except Exception as error:
-            note_where(error, self._source, draft)
+            note_record(error, raw)
             raise
         return tokens if tokens.size else _NONE
 
-    def finish(self, draft: list[npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
-        lengths = np.array(list(map(len, draft)))
+    def _row(self, pieces: list[npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
+        lengths = np.array(list(map(len, pieces)))
         capacity, total = self._stream.length, int(lengths.sum())
         rows = PackedRows(np.zeros_like(lengths), np.cumsum(lengths) - lengths, lengths, 1, capacity, total / capacity)
         return {
-            "tokens": rows.place(draft, self._stream.value)[0],
+            "tokens": rows.place(pieces, self._stream.value)[0],
             "segment_ids": rows.segment_ids[0],
             "positions": rows.positions[0],
         }
@@ -242,8 +235,8 @@ class _PackCursor(_GroupCursor):
         state = super().state()
         if state is None:
             return None
-        # As text: a list of ints takes 30 times as long, and this is asked behind every batch.
-        return [*state, base64.b64encode(self._left.tobytes()).decode(), self._left.dtype.str]
+        # As text: a list of ints takes 30 times as long, and this is asked for behind every batch.
+        return [*state, base64.b64encode(self._rest.tobytes()).decode(), self._rest.dtype.str]
 
 
 _NONE = np.zeros(0, np.int64)

@@ -1,13 +1,14 @@
-"""How the samples of a stream are numbered: what the plan of an epoch and the readers of the stream must agree on."""
+"""How a stream is laid out over lanes, workers and ranks, as far as that shows before it is read."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
 from agnoload.errors import OptionError
-from agnoload.streams.base import FilteredStream, all_parts_of, lanes_of, parts_of
-from agnoload.streams.cursor import CursorStream, is_stream, num_shards_of
-from agnoload.streams.ranks import split_of
+from agnoload.streams.base import FilteredStream, MappedStream, all_parts_of, parts_of
+from agnoload.streams.iterators import is_ours, is_stream
+from agnoload.streams.ranks import RankStream
+from agnoload.streams.shards import lanes_of, num_shards_of
 from agnoload.system import rank_and_world
 from agnoload.validate import brief
 
@@ -63,5 +64,31 @@ def is_shared(stream: Any) -> bool:
 
 def _is_users(part: Any) -> bool:
     """Whether the user's code says which samples come next."""
-    ours = getattr(type(part), "__iter__", None) is CursorStream.__iter__
-    return isinstance(part, FilteredStream) or (is_stream(part) and not ours)
+    return isinstance(part, FilteredStream) or (is_stream(part) and not is_ours(part))
+
+
+class Split(NamedTuple):
+    """How a stream is split over ranks."""
+
+    rank: int
+    world: int
+    by_shards: bool
+    outermost: bool
+    """All that comes behind the split leaves one sample for each."""
+
+
+def split_of(stream: Any) -> Split | None:
+    """How a stream is split over ranks, and all that it is made of in the same way; None if it is not."""
+    if isinstance(stream, RankStream):
+        return Split(stream.rank, stream.world_size, num_shards_of(stream.source) is not None, True)
+    parts = {split_of(part) for part in parts_of(stream)}
+    split = parts.pop() if len(parts) == 1 else None
+    return split if split is None or isinstance(stream, MappedStream) else split._replace(outermost=False)
+
+
+def resolve_ranks(stream: Any, backend_world: tuple[int, int] | None) -> bool:
+    """Tell every split in a stream what the loader's backend knows of rank and world size; whether there is one."""
+    splits = [part for part in all_parts_of(stream) if isinstance(part, RankStream)]
+    for split in splits:
+        split.resolve_rank(backend_world)
+    return bool(splits)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from fractions import Fraction
+from functools import partial
 from typing import Any, Literal, TypeVar, get_args, overload
 
 import numpy as np
@@ -15,7 +16,8 @@ from agnoload.errors import OptionError, StateError
 from agnoload.samplers.apportion import exact_shares
 from agnoload.seeding import Purpose, check_seed, generator
 from agnoload.streams.base import IterableDataset, RowsStream, seed_and_epoch
-from agnoload.streams.cursor import Cursor, CursorStream, Opening, is_stream, open_stream
+from agnoload.streams.iterators import Lazy, OpenableStream, OpenOptions, StreamIterator, is_stream
+from agnoload.streams.shards import open_stream
 from agnoload.validate import FARTHEST, brief, fields, flag, integer, items, members, number_of, shown, whole, word
 
 T_co = TypeVar("T_co", covariant=True)
@@ -28,7 +30,7 @@ DRAWS = 512
 """Numbers drawn at a time; part of the saved format: a mixture that goes on jumps to the block that it is in."""
 
 
-class Mixture(CursorStream[T_co], IterableDataset[T_co]):
+class Mixture(OpenableStream[T_co], IterableDataset[T_co]):
     """Samples of several streams or map-style datasets, mixed by weight: a stream.
 
     `weights` are positive numbers, the shares that they have of their sum. `per="sample"`: the source of each sample is
@@ -101,8 +103,8 @@ class Mixture(CursorStream[T_co], IterableDataset[T_co]):
         self.with_source = flag("with_source", with_source)
         self.seed = None if seed is None else check_seed(seed)
 
-    def cursor(self, opening: Opening) -> Cursor:
-        return _MixtureCursor(self, opening)
+    def open(self, options: OpenOptions) -> StreamIterator:
+        return _MixtureIterator(self, options)
 
     def __repr__(self) -> str:
         some, more = slice(4), ", ..." * (len(self.datasets) > 4)
@@ -126,15 +128,15 @@ def _weight(weight: Any) -> float:
     return number
 
 
-class _MixtureCursor(Cursor):
-    def __init__(self, mixture: Mixture[Any], opening: Opening) -> None:
+class _MixtureIterator(StreamIterator):
+    def __init__(self, mixture: Mixture[Any], options: OpenOptions) -> None:
         self._mixture = mixture
-        self._opening = opening
+        self._options = options
         count = len(mixture.datasets)
-        state = opening.state
+        state = options.state
         if state is None:
             none: list[Any] = [None] * count
-            state = {"choices": [0, None], "sources": none, "again": [opening.again] * count, "ended": [False] * count}
+            state = {"choices": [0, None], "sources": none, "again": [options.again] * count, "ended": [False] * count}
         choices, states, again, ended = fields(state, "a mixture", "choices", "sources", "again", "ended")
         states = items(states, "the sources of a mixture", count)
         self._again = [whole(number, "again", (1 << 31) - 1) for number in items(again, "again", count)]
@@ -142,32 +144,33 @@ class _MixtureCursor(Cursor):
         if not all(isinstance(end, bool) for end in self._ended):
             raise StateError(f"ended in a state must be bools, got {shown(ended)}")
         self._fresh = [inner is None for inner in states]
+        """Of which sources nothing was read since they were opened."""
         self._sources = [self._open(number, inner) for number, inner in enumerate(states)]
-        self._choices = _choices(mixture, opening, *items(choices, "the choices of a mixture", 2))
+        self._choices = _choices(mixture, options, *items(choices, "the choices of a mixture", 2))
         self._over = False
-        self.deferred = any(source.deferred for source in self._sources)
 
-    def inside(self) -> Iterable[Cursor]:
+    def inside(self) -> Iterable[StreamIterator]:
         return self._sources
 
-    def _open(self, number: int, state: Any) -> Cursor:
+    def _open(self, number: int, state: Any) -> StreamIterator:
         source = self._mixture.datasets[number]
         stream = source if is_stream(source) else RowsStream(source, self._mixture.shuffled)
-        return open_stream(stream, self._opening.inner(state, number)._replace(again=self._again[number]))
+        return open_stream(stream, self._options.inner(state, number)._replace(again=self._again[number]))
 
-    def take(self) -> Any:
+    def next_raw(self) -> Any:
         while not self._over:
             number = self._choices.next()
             try:
-                draft = self._sources[number].take()
+                raw = self._sources[number].next_raw()
             except StopIteration:
                 if self._is_over(number):
                     break
-                draft = self._begin_again(number)
-                if draft is _NOTHING:
+                try:
+                    raw = self._begin_again(number)
+                except StopIteration:
                     continue
             self._fresh[number] = False
-            return number, self._sources[number], draft
+            return Lazy((partial(_with_source, number), raw)) if self._mixture.with_source else raw
         self._over = True  # for good: whoever asks again must not be given what the other sources still have
         raise StopIteration
 
@@ -177,27 +180,19 @@ class _MixtureCursor(Cursor):
         return stop == "first" or (stop == "last" and all(self._ended))
 
     def _begin_again(self, number: int) -> Any:
+        """The first raw sample of a source that has ended; `StopIteration` if it yields none."""
         self._again[number] += 1
         self._fresh[number] = True
         self._sources[number] = self._open(number, None)
         try:
-            return self._sources[number].take()
+            return self._sources[number].next_raw()
         except StopIteration:
             if self._mixture.stop == "last":
-                return _NOTHING
+                raise
             raise OptionError(
                 "the sources of a Mixture with stop='never' must yield samples each time they begin, but source "
                 f"{number} yields none"
             ) from None
-
-    def finish(self, draft: Any) -> Any:
-        number, source, inner = draft
-        sample = source.finish(inner)
-        return (sample, number) if self._mixture.with_source else sample
-
-    def where(self, draft: Any) -> str:
-        _, source, inner = draft
-        return str(source.where(inner))
 
     def state(self) -> Any:
         states = [None if fresh else source.state() for fresh, source in zip(self._fresh, self._sources, strict=True)]
@@ -211,29 +206,30 @@ class _MixtureCursor(Cursor):
         }
 
 
-_NOTHING = object()
+def _with_source(number: int, sample: Any) -> tuple[Any, int]:
+    return sample, number
+
+
+Owed = list[int] | None
+"""What each source is owed before a block, in the unit of `exact_shares`; None where nothing is."""
 
 
 class _Choices:
-    """The source of each place, block by block; what comes next depends on the place and on what is owed."""
+    """The source of each place: `draw(number, owed)` gives those of a block of `size`, and what is owed after it."""
 
-    def __init__(self, place: int, owed: list[int] | None) -> None:
+    def __init__(self, place: int, owed: Owed, size: int, draw: Callable[[int, Owed], tuple[list[int], Owed]]) -> None:
         self._place = place
-        self._owed = owed
-        self._after: list[int] | None = owed
+        self._owed = self._after = owed
+        self._size = size
+        self._draw = draw
         self._block: list[int] = []
-        self._size = 1
-
-    def draw(self, number: int, owed: list[int] | None) -> tuple[list[int], list[int] | None]:
-        """The sources of block `number`, and what is owed after it."""
-        raise NotImplementedError
 
     def next(self) -> int:
         slot = self._place % self._size
         if not slot or not self._block:
             if self._block:
                 self._owed = self._after
-            self._block, self._after = self.draw(self._place // self._size, self._owed)
+            self._block, self._after = self._draw(self._place // self._size, self._owed)
         self._place += 1
         return self._block[slot]
 
@@ -243,44 +239,7 @@ class _Choices:
         return [self._place, None if owed is None else list(owed)]
 
 
-class _Drawn(_Choices):
-    """Each place drawn by itself."""
-
-    def __init__(self, mixture: Mixture[Any], opening: Opening, place: int) -> None:
-        super().__init__(place, None)
-        self._size = DRAWS
-        self._seed, self._epoch = seed_and_epoch(mixture.seed)
-        self._opening = opening
-        self._bounds = np.cumsum(mixture.weights) / math.fsum(mixture.weights)
-
-    def draw(self, number: int, owed: list[int] | None) -> tuple[list[int], list[int] | None]:
-        position = self._opening.again << 32 | number
-        numbers = generator(self._seed, self._epoch, Purpose.MIXTURE, position, self._opening.node).random(DRAWS)
-        places = np.searchsorted(self._bounds, numbers, side="right")
-        return np.minimum(places, len(self._bounds) - 1).tolist(), None
-
-
-class _Exact(_Choices):
-    """Each batch with its exact shares; for several ranks, a block is one batch of each, sample by sample in turn."""
-
-    def __init__(self, mixture: Mixture[Any], opening: Opening, place: int, owed: list[int] | None) -> None:
-        size = mixture.batch_size or opening.size
-        if size is None:
-            raise OptionError("a Mixture with per='batch' needs batch_size where no loader says it")
-        self._weights = _whole(mixture.weights)
-        super().__init__(place, owed or [0] * len(self._weights))
-        self._batch, self._world = size, opening.world
-        self._size = size * opening.world
-
-    def draw(self, number: int, owed: list[int] | None) -> tuple[list[int], list[int] | None]:
-        batches = []
-        for _ in range(self._world):
-            counts, owed = exact_shares(self._weights, self._batch, owed or [0] * len(self._weights))
-            batches.append(_spread(counts))
-        return [source for turn in zip(*batches, strict=True) for source in turn], owed
-
-
-def _choices(mixture: Mixture[Any], opening: Opening, place: int, owed: list[int] | None) -> _Choices:
+def _choices(mixture: Mixture[Any], options: OpenOptions, place: int, owed: Owed) -> _Choices:
     whole(place, "the place of a mixture", FARTHEST)
     if owed is not None:
         items(owed, "what a mixture owes", len(mixture.datasets))
@@ -290,9 +249,37 @@ def _choices(mixture: Mixture[Any], opening: Opening, place: int, owed: list[int
         raise StateError(
             f"the state of a mixture must have been saved with per={mixture.per!r}, got one where {shown(owed)} is owed"
         )
-    if mixture.per == "sample":
-        return _Drawn(mixture, opening, place)
-    return _Exact(mixture, opening, place, owed)
+    return _drawn(mixture, options, place) if mixture.per == "sample" else _exact(mixture, options, place, owed)
+
+
+def _drawn(mixture: Mixture[Any], options: OpenOptions, place: int) -> _Choices:
+    """Each place drawn by itself."""
+    seed, epoch = seed_and_epoch(mixture.seed)
+    bounds = np.cumsum(mixture.weights) / math.fsum(mixture.weights)
+
+    def draw(number: int, owed: Owed) -> tuple[list[int], Owed]:
+        position = options.again << 32 | number
+        numbers = generator(seed, epoch, Purpose.MIXTURE, position, options.node).random(DRAWS)
+        return np.minimum(np.searchsorted(bounds, numbers, side="right"), len(bounds) - 1).tolist(), None
+
+    return _Choices(place, None, DRAWS, draw)
+
+
+def _exact(mixture: Mixture[Any], options: OpenOptions, place: int, owed: Owed) -> _Choices:
+    """Each batch with its exact shares; for several ranks, a block is one batch of each, sample by sample in turn."""
+    size = mixture.batch_size or options.size
+    if size is None:
+        raise OptionError("a Mixture with per='batch' needs batch_size where no loader says it")
+    weights = _whole(mixture.weights)
+
+    def draw(number: int, owed: Owed) -> tuple[list[int], Owed]:
+        batches = []
+        for _ in range(options.world):
+            counts, owed = exact_shares(weights, size, owed or [0] * len(weights))
+            batches.append(_spread(counts))
+        return [source for turn in zip(*batches, strict=True) for source in turn], owed
+
+    return _Choices(place, owed or [0] * len(weights), size * options.world, draw)
 
 
 def _spread(counts: list[int]) -> list[int]:

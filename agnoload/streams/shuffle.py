@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import numpy as np
@@ -11,7 +11,8 @@ import numpy.typing as npt
 from agnoload import seeding
 from agnoload.seeding import Purpose, check_seed, draw_seed, generator
 from agnoload.streams.base import DerivedStream, as_stream, seed_and_epoch
-from agnoload.streams.cursor import Cursor, Opening, open_stream, shard_length_of, shard_of
+from agnoload.streams.iterators import DerivedIterator, OpenOptions, StreamIterator
+from agnoload.streams.shards import open_stream, shard_length_of, shard_of
 from agnoload.validate import brief, positive
 
 T_co = TypeVar("T_co", covariant=True)
@@ -33,19 +34,20 @@ class ShuffledStream(DerivedStream[T_co]):
     Source: the buffer is that of reservoir shuffling as loaders of records commonly do it.
     """
 
-    keeps_place = False  # that would be the whole buffer
+    keeps_place = False
 
-    def __init__(self, source: Any, buffer_size: int, *, seed: int | None = None, number: int = 0) -> None:
+    def __init__(self, source: Any, buffer_size: int, *, seed: int | None = None) -> None:
         super().__init__(source)
         self.buffer_size = positive("buffer_size of shuffle", buffer_size)
         self.seed = None if seed is None else check_seed(seed)
-        self._number = number  # 0, or 1 more than the shard that this is: part of the key
+        self._number = 0  # or 1 more than the shard that this is: part of the key
         self._own_seed: int | None = None
 
     def shard(self, number: int) -> Iterable[T_co]:
         number = self._source_shard(number)
-        source = as_stream(shard_of(self.source, number))
-        return ShuffledStream(source, self.buffer_size, seed=self.seed, number=number + 1)
+        shard = self.of(as_stream(shard_of(self.source, number)))
+        shard._number = number + 1
+        return shard
 
     def shard_length(self, number: int) -> int | None:
         return shard_length_of(self.source, self._source_shard(number))
@@ -60,47 +62,39 @@ class ShuffledStream(DerivedStream[T_co]):
         seed, epoch = seed_and_epoch(own)
         return generator(seed, epoch, Purpose.SHARDS).permutation(self.num_shards)
 
-    def cursor(self, opening: Opening) -> Cursor:
-        return _ShuffleCursor(self, opening)
+    def open(self, options: OpenOptions) -> StreamIterator:
+        seed, epoch = seed_and_epoch(self.seed)
+        numbers = generator(seed, epoch, Purpose.STREAM_SHUFFLE, options.again << 32 | self._number, options.node)
+        return _ShuffleIterator(open_stream(self.source, options.inner()), self.buffer_size, numbers)
 
     def __repr__(self) -> str:
         seed = "" if self.seed is None else f", seed={self.seed}"
         return f"{brief(self.source)}.shuffle({self.buffer_size}{seed})"
 
 
-class _ShuffleCursor(Cursor):
-    def __init__(self, stream: ShuffledStream[Any], opening: Opening) -> None:
-        seed, epoch = seed_and_epoch(stream.seed)
-        position = opening.again << 32 | stream._number
-        self._draws = _uniform(generator(seed, epoch, Purpose.STREAM_SHUFFLE, position, opening.node))
-        self._source = open_stream(stream.source, opening.inner())
-        self._size = stream.buffer_size
+class _ShuffleIterator(DerivedIterator):
+    def __init__(self, source: StreamIterator, size: int, numbers: np.random.Generator) -> None:
+        super().__init__(source)
+        self._size = size
+        self._numbers = numbers
+        self._draws: list[float] = []
         self._buffer: list[Any] = []
-        self._more = True
-        self.finish = self._source.finish  # type: ignore[method-assign]
-        self.where = self._source.where  # type: ignore[method-assign]
+        self._ended = False
 
-    @property
-    def deferred(self) -> bool:  # type: ignore[override]
-        return self._source.deferred
-
-    def inside(self) -> Iterable[Cursor]:
-        return (self._source,)
-
-    def take(self) -> Any:
+    def next_raw(self) -> Any:
         buffer = self._buffer
-        while self._more and len(buffer) < self._size:
+        while not self._ended and len(buffer) < self._size:
             try:
-                buffer.append(self._source.take())
+                buffer.append(self._source.next_raw())
             except StopIteration:
-                self._more = False
+                self._ended = True
         if not buffer:
             raise StopIteration
-        place = int(next(self._draws) * len(buffer))
+        if not self._draws:
+            self._draws = self._numbers.random(DRAWS)[::-1].tolist()  # backwards: the next one is the last
+        place = int(self._draws.pop() * len(buffer))
         buffer[place], buffer[-1] = buffer[-1], buffer[place]
         return buffer.pop()
 
-
-def _uniform(numbers: np.random.Generator) -> Iterator[float]:
-    while True:
-        yield from numbers.random(DRAWS).tolist()
+    def state(self) -> None:
+        """None: that would be the whole buffer."""

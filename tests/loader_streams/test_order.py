@@ -63,7 +63,7 @@ def test_c12_after_300_samples_a_resumed_loader_gives_the_same_700(kit, workers)
     state = json.loads(json.dumps(loader.state_dict()))
     resumed = make()
     resumed.load_state_dict(state)
-    with pytest.warns(UserWarning, match="replays it: it reads it again from the start"):
+    with pytest.warns(UserWarning, match="replays it: it reads the stream again from the start"):
         rest = [batch.tolist() for batch in resumed]
     assert first + rest == whole
 

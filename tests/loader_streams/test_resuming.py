@@ -277,7 +277,7 @@ def test_more_ranks_go_on_where_fewer_stood(kit):
     for rank in range(4):
         part = make(rank, 4, 2)
         part.load_state_dict(state)
-        with pytest.warns(AgnoloadWarning, match="reads it again"):
+        with pytest.warns(AgnoloadWarning, match="reads the stream again"):
             resumed.append([plain(batch) for batch in part])
     for step in range(5):
         expected = {pair for part in unbroken for pair in zip(*part[step].values(), strict=True)}

@@ -15,9 +15,22 @@ import pytest
 
 from agnoload import seeding, worker_info
 from agnoload.fetching.stream_reader import StreamReader
+from agnoload.messages import Reply
+from agnoload.planning.state import EpochPosition, capture, restore
 from agnoload.planning.stream_plan import StreamPlan
 from agnoload.seeding import Purpose, Rewinder, SampleContext
 from agnoload.streams import IterableDataset
+
+
+class Plan(StreamPlan):
+    """A plan that begins with, and gives, what a loader's state says of its stream."""
+
+    def __init__(self, stream, *, state=None, epoch=0, **options):
+        saved = {"version": 1, "seed": 0, "order_seed": 0, "epoch": epoch, "position": 0, "facts": {}, "stream": state}
+        super().__init__(restore(saved, {}, "stream"), stream, **options)
+
+    def state(self):
+        return capture(EpochPosition(self.epoch, stream=self._saved()), {})["stream"]
 
 
 class Worker:
@@ -47,7 +60,7 @@ class Worker:
             worker=number,
             workers=max(1, workers),
             begin=begin,
-            start=loader.plan.start,
+            start=loader.plan.reader_start,
             self_sharded=loader.self_sharded and workers > 0,
             drop_last=loader.drop_last,
             rank=loader.rank,
@@ -55,7 +68,7 @@ class Worker:
         )
 
     def read(self, request):
-        return self.context.run(self.reader.read, request.batch, request.lane, request.size)
+        return self.context.run(self.reader.read, request.lane_batch, request.lane, request.size)
 
 
 @dataclass
@@ -87,7 +100,7 @@ class Loader:
 
     def _batches(self):
         state = None if self.state is None else json.loads(json.dumps(self.state))
-        self.plan = plan = StreamPlan(
+        self.plan = plan = Plan(
             self.stream,
             size=self.size,
             workers=self.workers,
@@ -95,6 +108,7 @@ class Loader:
             self_sharded=self.self_sharded,
             rank=self.rank,
             state=state,
+            epoch=self.epoch,
         )
         self.first_state = plan.state()
         copies = [cloudpickle.loads(cloudpickle.dumps(self.stream)) for _ in range(self.workers)] or [self.stream]
@@ -102,8 +116,9 @@ class Loader:
         asked = deque()  # requests in order, and their samples once they are there
         while True:
             while len(asked) < self.ahead and (request := plan.next()) is not None:
-                asked.append([request, None])
-                self.pool[request.owner].queue.append(request)
+                asked.append([request, request.indices])
+                if request.owner is not None:
+                    self.pool[request.owner].queue.append(request)
             if not asked:
                 break
             entry = self._choose(asked)
@@ -114,15 +129,13 @@ class Loader:
                 if portion.error is not None:
                     raise portion.error
                 next(one for one in asked if one[0] == request)[1] = portion.samples
-                plan.arrived(request, portion.report, bool(portion.samples))
+                plan.answered(request, Reply(request.number, samples=len(portion.samples), stream=portion.report))
                 continue
             asked.remove(entry)
-            plan.delivered(entry[0])  # as a loader does also of what holds nothing
-            if entry[1]:
-                yield entry[1]
-        for rest in plan.rest():
-            plan.delivered_rest(rest)
-            yield rest.samples
+            request, samples = entry
+            plan.delivered(request, Reply(request.number, samples=len(samples)))  # as a loader does if it holds nothing
+            if samples:
+                yield samples
 
     def _choose(self, asked):
         """What to deliver, or wait for, next."""
@@ -266,6 +279,7 @@ def kit():
 
 class _Kit:
     Loader = Loader
+    Plan = Plan
     deliver = staticmethod(deliver)
     Count = Count
     Shards = Shards

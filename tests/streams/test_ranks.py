@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agnoload.errors import OptionError
-from agnoload.planning.stream_plan import StreamPlan
-from agnoload.streams import IterableDataset, Mixture, settle_ranks
+from agnoload.streams import IterableDataset, Mixture, resolve_ranks
 
 
 def values(batches):
@@ -119,7 +118,7 @@ def test_rank_and_world_come_from_the_environment(kit, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "3")
     stream = kit.Count(7).split_by_rank()
     assert (stream.rank, stream.world_size) == (1, 3)
-    settle_ranks(stream.map(abs), (0, 2))
+    resolve_ranks(stream.map(abs), (0, 2))
     assert list(stream) == [1, 4]
 
 
@@ -129,17 +128,17 @@ def test_without_an_environment_the_backend_is_asked(kit, monkeypatch):
     inner = kit.Count(7).split_by_rank()
     stream = Mixture([inner.shuffle(3), [1]], [1, 1])
     assert list(inner) == list(range(7))
-    settle_ranks(stream, (1, 2))
+    resolve_ranks(stream, (1, 2))
     assert list(inner) == [1, 3, 5]
     given_one = kit.Count(7).split_by_rank(0, 2)
-    settle_ranks(given_one, (1, 2))
+    resolve_ranks(given_one, (1, 2))
     assert given_one.rank == 0
 
 
 def test_the_rank_of_this_process_is_part_of_the_key_where_nothing_is_split(kit, monkeypatch):
     monkeypatch.setenv("RANK", "2")
     monkeypatch.setenv("WORLD_SIZE", "4")
-    plan = StreamPlan(kit.Shards([1, 1]), size=1)
+    plan = kit.Plan(kit.Shards([1, 1]), size=1)
     assert plan._layout.rank == 2
 
 

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from agnoload import seeding, worker_info
 from agnoload.errors import AgnoloadError, OptionError, SampleStopped
 from agnoload.fetching.stream_reader import StreamReader
-from agnoload.planning.stream_plan import StreamPlan
 from agnoload.seeding import Rewinder, SampleContext
 from agnoload.streams import ChainDataset, IterableDataset, Mixture, is_stream
 
@@ -402,7 +401,7 @@ def test_a_number_of_shards_that_is_none_is_refused(kit, number):
     shards = kit.Shards([1])
     shards.num_shards = number
     with pytest.raises(OptionError, match="num_shards"):
-        StreamPlan(shards, size=1)
+        kit.Plan(shards, size=1)
 
 
 def test_what_is_a_stream_and_what_is_not(kit):

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from agnoload import seeding
 from agnoload.errors import OptionError, StateError
-from agnoload.planning.stream_plan import StreamPlan
 from agnoload.seeding import Rewinder, SampleContext
 from agnoload.streams import IterableDataset, Mixture
-from agnoload.streams.cursor import Opening, open_stream
+from agnoload.streams.iterators import OpenOptions
+from agnoload.streams.shards import open_stream
 
 SIZES = [3, 4, 1, 6, 0, 2]
 
@@ -184,7 +184,7 @@ def test_whatever_is_made_of_streams_is_the_same_for_any_workers_and_after_a_res
 
 @pytest.mark.parametrize("kind", [*KINDS, "restarting"])
 def test_what_has_ended_stays_ended(kit, kind):
-    iterator = open_stream((streams(kit) | {"restarting": Restarting(3)})[kind], Opening(size=2))
+    iterator = open_stream((streams(kit) | {"restarting": Restarting(3)})[kind], OpenOptions(size=2))
     with seeding.use(SampleContext(Rewinder())):
         assert list(iterator)
         assert list(iterator) == []
@@ -247,8 +247,8 @@ def test_c15_one_that_does_not_is_read_again_and_the_plan_says_so(kit):
     loader = kit.Loader(kit.Count(100), 5)
     next(iter(loader))
     state = loader.plan.state()
-    assert StreamPlan(kit.Count(100), size=5, state=state).replays
-    assert not StreamPlan(kit.Count(100), size=5).replays
+    assert kit.Plan(kit.Count(100), size=5, state=state).replays
+    assert not kit.Plan(kit.Count(100), size=5).replays
 
 
 def test_of_shards_only_the_open_ones_are_read_again(kit):
@@ -380,9 +380,9 @@ def test_a_state_of_one_rank_is_refused_on_another(kit):
         loader = kit.Loader(split[0], 2)
         next(iter(loader))
         state = loader.plan.state()
-        assert StreamPlan(split[0], size=2, state=state).state() == state
-        with pytest.raises(StateError, match=r"\[0, 2\] was saved, here is \[1, 2\]"):
-            StreamPlan(split[1], size=2, state=state)
+        assert kit.Plan(split[0], size=2, state=state).state() == state
+        with pytest.raises(StateError, match=r"saved with \(0, 2\), got \(1, 2\)"):
+            kit.Plan(split[1], size=2, state=state)
 
 
 @pytest.mark.parametrize(
@@ -390,7 +390,7 @@ def test_a_state_of_one_rank_is_refused_on_another(kit):
     [
         ("Count", "3 lanes"),
         ([3, 4], "3 lanes, .* 2 lanes"),
-        ([3] * 17, "number of shards: 16 was saved, here is 17"),
+        ([3] * 17, "number of shards: saved with 16, got 17"),
     ],
 )
 def test_a_state_of_another_stream_is_refused_with_both_sides(kit, stream, words):
@@ -398,14 +398,14 @@ def test_a_state_of_another_stream_is_refused_with_both_sides(kit, stream, words
     next(iter(loader))
     other = kit.Count(9) if stream == "Count" else kit.Shards(stream)
     with pytest.raises(StateError, match=words):
-        StreamPlan(other, size=2, state=loader.plan.state())
+        kit.Plan(other, size=2, state=loader.plan.state())
 
 
 @pytest.mark.parametrize("broken", [{}, {"kind": "stream"}, None, [], {"kind": "stream", "size": 2, "lanes": 3}])
 def test_what_is_no_state_is_refused(kit, broken):
     if broken is not None:
         with pytest.raises(StateError):
-            StreamPlan(kit.Count(3), size=2, state=broken)
+            kit.Plan(kit.Count(3), size=2, state=broken)
 
 
 def test_what_was_merged_at_the_end_cannot_be_cut_anew(kit):
@@ -415,10 +415,10 @@ def test_what_was_merged_at_the_end_cannot_be_cut_anew(kit):
     state = json.loads(run[-2][1])
     assert state["merged"] == 2
     assert kit.deliver(stream, 2, state=state) == [[(2, 2)]]
-    with pytest.raises(StateError, match=r"batches of 2.*batches of 3"):
-        StreamPlan(stream, size=3, state=state)
+    with pytest.raises(StateError, match=r"batch_size=2, .*; got 3 and 1"):
+        kit.Plan(stream, size=3, state=state)
 
 
 def test_a_state_of_nothing_fits_everything(kit):
-    state = StreamPlan(kit.Count(3), size=2).state()
+    state = kit.Plan(kit.Count(3), size=2).state()
     assert kit.deliver(kit.Shards([2]), 5, workers=2, state=state) == [[(0, 0), (0, 1)]]

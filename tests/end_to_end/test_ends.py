@@ -16,7 +16,7 @@ import numpy as np
 import psutil
 import pytest
 
-from agnoload import AgnoloadError, ArrayDataset, DataLoader
+from agnoload import AgnoloadError, DataLoader
 from agnoload.errors import LoaderClosed
 from agnoload.pools import launcher
 
@@ -60,7 +60,7 @@ def workers() -> list[psutil.Process]:
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
             line = " ".join(process.cmdline())
-            serves = "server import" in line or "resource_tracker import" in line
+            serves = "server import serve" in line or "resource_tracker import" in line
             template = process.name() == launcher.SERVER.decode()  # it lives as long as its loader
             if not template and (process.ppid() != os.getpid() or not serves):
                 found.append(process)
@@ -581,14 +581,14 @@ def test_a_fork_that_the_system_refuses_is_an_error() -> None:
     reader, writer = os.pipe()
     os.write(writer, launcher.REPORT.pack(-11, 0))
     os.close(writer)
-    refused = launcher._ServedProcess(reader)
+    refused = launcher._Served(reader)
     assert refused.exitcode() is not None
     assert isinstance(refused.failed, BlockingIOError)
     assert "no worker could be started" in str(refused.failed)
     refused.close()
     reader, writer = os.pipe()
     os.close(writer)
-    orphan = launcher._ServedProcess(reader)
+    orphan = launcher._Served(reader)
     assert orphan.pid == 0
     assert "fork server ended" in str(orphan.failed)
     orphan.close()
@@ -618,9 +618,3 @@ def test_loaders_work_where_the_system_collects_children_by_itself() -> None:
             assert workers() == []
     finally:
         signal.signal(signal.SIGCHLD, before)
-
-
-def test_array_datasets_end_like_others() -> None:
-    with DataLoader(ArrayDataset(x=np.arange(10)), 4, num_workers=2) as loader:
-        assert [len(batch["x"]) for batch in loader] == [4, 4, 2]
-    assert workers() == []
