@@ -69,8 +69,7 @@ class WorkerDied(AgnoloadError, RuntimeError):
     `worker` is its number, `pid` its process, `exitcode` as in `multiprocessing` (negative: minus the signal; None:
     somebody else in this program has collected it), `batch` and `indices` what it was loading (None when it was idle),
     `oom_kills` how far the control group's count of out-of-memory kills has moved, `rss` the most memory that it had
-    resident, in bytes; where the system does not tell (start method spawn, up to what the parent has), what it had
-    before the batch; None if it had not begun.
+    resident, in bytes; None where the system does not tell (start method spawn, up to what the parent has).
     """
 
     def __init__(
