@@ -88,9 +88,9 @@ def guarded(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _stopped(function: Any, stop: BaseException) -> SampleStopped:
-    return SampleStopped(
-        f"{name_of(getattr(function, 'func', function))} raised {type(stop).__name__}, which would look like the end of the data; catch it there"
-    )
+    name = name_of(getattr(function, "func", function))  # of a partial function, what it calls
+    kind = type(stop).__name__
+    return SampleStopped(f"{name} raised {kind}, which would look like the end of the data; catch it there")
 
 
 def may_ask(function: Callable[[Any], Any], argument: Any) -> Any:
