@@ -7,7 +7,7 @@ import functools
 import sys
 import types
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -182,6 +182,31 @@ def _needs_no_look(module: str) -> bool:
     """Whether a module is Python's, NumPy's or this library's: its code holds nothing of the user's."""
     root = module.partition(".")[0]
     return root in ("numpy", "agnoload") or (root in sys.stdlib_module_names and root != "__main__")
+
+
+def modules_of(roots: Mapping[str, Any]) -> list[str]:
+    """The modules that a process imports when it unpickles some objects, as far as a look at the nearest of them tells.
+
+    These are the modules of their classes and functions. Of a script, which no other process imports, they are those
+    that its functions name, and of another file of the user's those at its top, first: so each can be tried by itself.
+    """
+    found: dict[str, None] = {}
+    for reached in islice(within_reach(roots), NEAR):
+        thing = reached.thing
+        code = type(thing) in (types.FunctionType, types.BuiltinFunctionType)
+        for home in [thing] if code else type(thing).__mro__:
+            module = sys.modules.get(home.__module__ or "")
+            if _is_users(home.__module__):
+                found |= dict.fromkeys(_modules_in(vars(module).values()))
+            if module is not None:
+                found[module.__name__] = None
+        if type(thing) is types.FunctionType and thing.__module__ in ("__main__", "__mp_main__"):
+            found |= dict.fromkeys(_modules_in(map(thing.__globals__.get, _names(thing.__code__))))
+    return list(found)
+
+
+def _modules_in(values: Iterable[Any]) -> list[str]:
+    return [value.__name__ for value in list(values) if type(value) is types.ModuleType]
 
 
 # ---------------------------------------------------------------------------------------------- values of modules

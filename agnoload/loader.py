@@ -39,9 +39,10 @@ from agnoload.backend import registry
 from agnoload.backend.base import Backend
 from agnoload.datasets import find_caches
 from agnoload.errors import CALLED, LoaderClosed, WarnOnce
-from agnoload.fetching.error_policy import Ceiling, ReplacementKeys
-from agnoload.fetching.fetch import Fetcher
-from agnoload.iterator import PLACED_AHEAD, LoaderIterator, end_with_program
+from agnoload.fetching.error_policy import ErrorPolicy, FailureBudget, ReplacementKeys
+from agnoload.fetching.fetch import Fetcher, WorkerSetup
+from agnoload.fetching.stream_source import StreamSetup
+from agnoload.iterator import PLACED_AHEAD, Account, LoaderIterator, Supply, end_with_program
 from agnoload.messages import Request
 from agnoload.monitoring.auto import Choice, choose_for_dataset, choose_for_stream
 from agnoload.monitoring.benchmark import Benchmark, RepeatedFetch, measure
@@ -49,9 +50,10 @@ from agnoload.monitoring.logs import Journal
 from agnoload.monitoring.stats import Recorder, Stats, Timeline
 from agnoload.options import Options
 from agnoload.planning.epochs import EpochCounter
-from agnoload.planning.plan import Plan, StreamedPlan
+from agnoload.planning.plan import Plan
 from agnoload.planning.planner import Planner
-from agnoload.planning.state import Place
+from agnoload.planning.state import EpochPosition
+from agnoload.planning.stream_plan import StreamPlan
 from agnoload.planning.window import Window
 from agnoload.pools.inline import InlinePool
 from agnoload.pools.keeper import PoolKeeper, Release, window_of
@@ -209,7 +211,9 @@ class DataLoader(Generic[BatchT]):
         self._planner = planner = Planner(options, registry.rank_and_world(self._backend), self._say)
         self._choice: Choice | None = None
         self._worker_seed: int | None = None
-        self._start(EpochCounter(planner.stranger, options.seed, generator, default=0 if planner.is_split else None))
+        self._start(
+            EpochCounter(planner.user_sampler, options.seed, generator, default=0 if planner.is_split else None)
+        )
         self._keeper.prepare()
 
     def _start(self, epochs: EpochCounter) -> None:
@@ -345,10 +349,10 @@ class DataLoader(Generic[BatchT]):
 
     def _begin(self, limit: int | None) -> LoaderIterator[BatchT]:
         self._planner.warn_if_unsplit()
-        self._planner.stranger.leave()
+        self._planner.user_sampler.leave()
         place = self._epochs.begin()
         plan, self._restored = self._restored, None
-        if plan is None or plan.place != place:
+        if plan is None or plan.start != place:
             plan = self._planner.plan(place, self.num_workers)
         if plan.exhausted and plan.passed:  # a state of the very end: the next epoch begins
             plan = self._next_plan(plan.end())
@@ -358,28 +362,19 @@ class DataLoader(Generic[BatchT]):
         self._recorder.opened(time.monotonic() - began, type(pool) is ProcessPool and release is None)
         return self._iterator(plan, pool, release, limit)
 
-    def _next_plan(self, place: Place) -> Plan:
+    def _next_plan(self, place: EpochPosition) -> Plan:
         """The next epoch, where the one before has ended here: a sampler with a state is there already."""
         return self._planner.plan(self._epochs.following(place._replace(sampler=None)), self.num_workers)
 
     def _iterator(self, plan: Plan, pool: Pool, release: Release | None, limit: int | None) -> LoaderIterator[BatchT]:
         max_failed = self._options.max_failed
         try:
+            budget = None if max_failed is None else FailureBudget(max_failed, plan.epoch, plan.start.failed)
+            account = Account(self._recorder, self._journal, self._say, budget)
+            window = Window(window_of(self._options, self.num_workers), self._options.in_order)
+            supply = Supply(plan, self._next_plan, pool, window, limit, self._options.timeout or None, account)
             iterator: LoaderIterator[BatchT] = LoaderIterator(
-                self,
-                plan,
-                pool,
-                next_plan=self._next_plan,
-                say=self._say,
-                limit=limit,
-                window=Window(window_of(self._options, self.num_workers), self._options.in_order),
-                timeout=self._options.timeout or None,
-                backend=self._backend,
-                device=self._device,
-                recorder=self._recorder,
-                journal=self._journal,
-                ceiling=None if max_failed is None else Ceiling(max_failed, plan.epoch, plan.tally),
-                release=release,
+                self, supply, account, self._backend, self._device, pool, release
             )
         except BaseException:
             pool.close()
@@ -389,29 +384,24 @@ class DataLoader(Generic[BatchT]):
         return iterator
 
     def _fetcher(self, isolated: bool, workers: int, plan: Plan | None = None) -> Fetcher:
-        options, planner, stream = self._options, self._planner, plan if isinstance(plan, StreamedPlan) else None
+        options, planner = self._options, self._planner
         if self._worker_seed is None:  # kept, though a generator gives others later: kept workers do not learn of it
             self._worker_seed = self.seed if plan is None else plan.seed
         replaces = planner.has_random_access and options.on_error not in ("raise", "skip")
+        stream = None
+        if isinstance(plan, StreamPlan):
+            resumed, splits = plan.epoch if plan.resumed else -1, planner.init_splits
+            stream = StreamSetup(workers, planner.rank, options.drop_last, splits, resumed, plan.reader_start)
+        kind: Any = "process" if isolated else "thread" if options.worker_type == "thread" and workers else "inline"
+        init, ranks = options.worker_init_fn, (planner.rank, planner.world_size)
+        keys = ReplacementKeys(planner.sampler, self._epochs.order_seed) if replaces else None
         return Fetcher(
             options.dataset,
-            stream=options.stream,
+            options.collate_fn,
             batched=options.batched,
-            collate_fn=options.collate_fn,
-            seed=self._worker_seed,
-            workers=workers,
-            rank=planner.rank,
-            world_size=planner.world_size,
-            isolated=isolated,
-            threaded=options.worker_type == "thread" and workers > 0,
-            on_error=options.on_error,
-            choose=ReplacementKeys(planner.sampler, self._epochs.order_seed) if replaces else None,
-            worker_init_fn=options.worker_init_fn,
-            init_splits=planner.init_splits,
-            retry=options.retry,
-            drop_last=options.drop_last,
-            stream_start=(stream.epoch, stream.reader_start) if stream and stream.resumed else None,
-            stream_first=stream.reader_start["first"] if stream else None,
+            setup=WorkerSetup(kind, workers, self._worker_seed, *ranks, init),
+            policy=ErrorPolicy(options.on_error, options.retry, keys),
+            stream=stream,
         )
 
     # ------------------------------------------------------------------------------------------------ state
@@ -559,7 +549,9 @@ def _cores() -> int:
     return usable_cores(local_world_size())
 
 
-def _rebuild(kind: type[DataLoader[Any]], options: dict[str, Any], start: Place, init_splits: bool) -> DataLoader[Any]:
+def _rebuild(
+    kind: type[DataLoader[Any]], options: dict[str, Any], start: EpochPosition, init_splits: bool
+) -> DataLoader[Any]:
     """A loader with these options, at the start of an epoch."""
     loader = kind.__new__(kind)
     DataLoader.__init__(loader, **options)

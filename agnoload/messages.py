@@ -1,14 +1,15 @@
-"""The values that cross a seam: what a pool is asked, and what it answers; what a worker is told at its start."""
+"""The values that cross from room to room: requests, replies, and what a worker is given at its start."""
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from itertools import count
 from typing import Any, NamedTuple
 
 import numpy as np
 
-_NUMBERS = struct.Struct("<10q")
+_NUMBERS = struct.Struct("<7q")
 
 
 class Request(NamedTuple):
@@ -20,46 +21,49 @@ class Request(NamedTuple):
     """
 
     number: int
-    """Counts the requests of one iterator without a gap, across epochs; what the window orders by."""
+    """Grows from request to request, across epochs and iterators; no two of a process have the same."""
     epoch: int
     batch: int
-    """The batch's number within its epoch, for words and for streams."""
+    """The batch's number within its epoch."""
     indices: Any
     """An int64 array, a list of keys, one key (no automatic batching), or None for a stream."""
     first: int
-    """Of a stream: the number of the batch within its lane."""
     seed: int = 0
     stride: int = 1
     rank: int = 0
     owner: int | None = None
     """The worker that must answer, for streams; None when any may."""
     lane: int = 0
-    """The lane of a sharded stream."""
+    """The lane of a stream in shards; `LEFTOVER_LANE` where `indices` are samples, left over at the ends of lanes."""
+    lane_batch: int = 0
+    """The number of the batch within its lane; in a stream that splits itself, over all workers."""
     size: int = 0
     """Samples wanted of a stream."""
+    start: int = 0
+    """The position in the epoch's sequence that was reached before this batch, over all ranks; not sent to workers."""
+    stop: int = 0
+    """The position that its delivery reaches; not sent to workers."""
 
     def packed(self) -> bytes | None:
-        """As bytes, far quicker than a pickle; None if its indices are not plain int64 or a number is too large."""
+        """What a worker needs of it as bytes, far quicker than a pickle; None if they are not all int64."""
         indices = self.indices
         if type(indices) is not np.ndarray or indices.dtype != np.int64 or indices.ndim != 1:
             return None
-        owner = -1 if self.owner is None else self.owner
         try:
-            numbers = _NUMBERS.pack(*self[:3], *self[4:8], owner, *self[9:])
+            numbers = _NUMBERS.pack(*self[:3], *self[4:8])
         except struct.error:
             return None
         return numbers + indices.tobytes()
 
     @classmethod
     def unpacked(cls, data: memoryview) -> Request:
-        """The request that `packed` made; its indices are a copy."""
-        number, epoch, batch, first, seed, stride, rank, owner, lane, size = _NUMBERS.unpack_from(data)
-        indices = np.frombuffer(data, np.int64, offset=_NUMBERS.size).copy()
-        return cls(number, epoch, batch, indices, first, seed, stride, rank, None if owner < 0 else owner, lane, size)
+        """The request of which `packed` gave the bytes; its indices are a copy."""
+        number, epoch, batch, *place = _NUMBERS.unpack_from(data)
+        return cls(number, epoch, batch, np.frombuffer(data, np.int64, offset=_NUMBERS.size).copy(), *place)
 
 
 def plain_indices(indices: Any) -> Any:
-    """Indices of a request as a list of ints, for words."""
+    """Indices of a request as a list of ints, for an error."""
     return indices.tolist() if isinstance(indices, np.ndarray) else indices
 
 
@@ -74,7 +78,29 @@ def describe_request(request: Request) -> str:
 
 
 LEFTOVER_LANE = -1
-"""The lane of a request that brings its samples along: what was left over at the ends of a stream's lanes."""
+request_numbers = count()
+"""The numbers of requests, none used twice in a process: one pool may serve several iterators."""
+
+
+class LaneStart(NamedTuple):
+    """Where a reader begins in one lane of a stream."""
+
+    delivered: int = 0
+    """The samples that were delivered before; what comes next begins there."""
+    at: int = 0
+    """The number of samples that `state` is behind."""
+    state: Any = None
+    """The stream's own; None for its start."""
+
+
+class StreamStart(NamedTuple):
+    """What the readers of an epoch begin with."""
+
+    self_sharded: bool
+    """The stream splits itself over the workers: the lanes are theirs."""
+    lanes: Sequence[LaneStart]
+    first: Any
+    """The state that each stream in it had before anything was read, as `first_states` gave it."""
 
 
 class Failure(NamedTuple):
@@ -84,16 +110,16 @@ class Failure(NamedTuple):
     error: str
 
 
-class Tally(NamedTuple):
+class FailureCount(NamedTuple):
     """How many samples of an epoch have failed, of how many that were tried."""
 
     failed: int = 0
     tried: int = 0
 
-    def plus(self, reply: Reply) -> Tally:
+    def plus(self, reply: Reply) -> FailureCount:
         """With those of another batch."""
         failed = len(reply.failed)
-        return Tally(self.failed + failed, self.tried + failed + reply.samples)
+        return FailureCount(self.failed + failed, self.tried + failed + reply.samples)
 
 
 class StreamReport(NamedTuple):
@@ -116,7 +142,7 @@ class StreamReport(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """The answer to one request: a batch or an error, with what the worker has to say about it."""
+    """The answer to one request: a batch or an error, and what else there is to say about it."""
 
     number: int
     worker: int = 0
@@ -137,12 +163,12 @@ class Reply(NamedTuple):
     fetched: float = 0.0
     collated: float = 0.0
     finished: float = 0.0
-    """Seconds of `time.monotonic`: the request was taken up, its samples were there, its batch, its way was paved."""
+    """When the request was started, its samples loaded, its batch collated, its reply encoded (`time.monotonic()`)."""
     nbytes: int = 0
 
 
 class Start(NamedTuple):
-    """What a worker is told at its start; the fields from `payload` on are descriptors."""
+    """What a worker is given at its start; the fields from `payload` on are descriptors."""
 
     worker: int
     workers: int
@@ -154,7 +180,7 @@ class Start(NamedTuple):
 
 
 class _Empty:
-    """The batch that is none: every sample was skipped, or a stream was at its end."""
+    """In the place of a batch without samples: all were skipped, or a stream was at its end."""
 
     __slots__ = ()
 

@@ -40,20 +40,33 @@ HEADLINES = {
     "stacked": Headline("32 images of (3, 128, 128) by `np.stack`, 2 workers", "rate", "GB/s", True, _STACKED / 1e9),
     "inmem": Headline("256 shuffled rows of 50,000 images in memory, no workers", "rate", "batches/s", True),
     "start-forkserver": Headline("first batch, 2 workers, forkserver", "seconds", "s", False),
+    "start-early": Headline("first batch, forkserver, loader made 1 s before", "seconds", "s", False),
     "start-spawn": Headline("first batch, 2 workers, spawn", "seconds", "s", False),
     "kept": Headline("3,000 batches of `small`, all kept", "seconds", "s", False),
     "weighted": Headline("100,000 draws by 100,000,000 weights", "seconds", "s", False),
     "shuffle": Headline("first index of a shuffle of 100,000,000", "seconds", "ms", False, 1000),
     "strings": Headline("memory a worker gains over 1,000,000 strings", "mib", "MiB", False),
     "plain": Headline("a later epoch: 40 batches of small arrays, 2 workers", "seconds", "s", False),
-    "imports": Headline("a later epoch of a module that imports torch, 2 workers", "seconds", "s", False),
+    "imports-first": Headline("first epoch of a module that imports torch, forkserver", "seconds", "s", False),
+    "imports-early": Headline(
+        "first epoch of a module that imports torch, loader made 5 s before", "seconds", "s", False
+    ),
+    "imports": Headline("a later epoch of a module that imports torch (torch: fork)", "seconds", "s", False),
     "imports-forkserver": Headline("a later epoch of a module that imports torch, forkserver", "seconds", "s", False),
     "imports-threads": Headline("a later epoch of a module that imports torch, 2 threads", "seconds", "s", False),
-    "imports-kept": Headline("a later epoch of a module that imports torch, 2 kept workers", "seconds", "s", False),
-    "torchvision": Headline("a later epoch, 2,000 JPEGs by torchvision, 2 workers", "seconds", "s", False),
+    "imports-kept": Headline(
+        "a later epoch of a module that imports torch, 2 kept workers (torch: fork)", "seconds", "s", False
+    ),
+    "torchvision-first": Headline("first epoch, 2,000 JPEGs by torchvision, forkserver", "seconds", "s", False),
+    "torchvision-early": Headline(
+        "first epoch, 2,000 JPEGs by torchvision, loader made 5 s before", "seconds", "s", False
+    ),
+    "torchvision": Headline("a later epoch, 2,000 JPEGs by torchvision (torch: fork)", "seconds", "s", False),
     "torchvision-forkserver": Headline("a later epoch, 2,000 JPEGs by torchvision, forkserver", "seconds", "s", False),
     "torchvision-threads": Headline("a later epoch, 2,000 JPEGs by torchvision, 2 threads", "seconds", "s", False),
-    "torchvision-kept": Headline("a later epoch, 2,000 JPEGs by torchvision, 2 kept workers", "seconds", "s", False),
+    "torchvision-kept": Headline(
+        "a later epoch, 2,000 JPEGs by torchvision, 2 kept workers (torch: fork)", "seconds", "s", False
+    ),
 }
 DETAILS = {
     "first_s": ("first batch (s)", 1.0),

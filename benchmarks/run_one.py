@@ -84,12 +84,19 @@ def array_rate(loader: str, name: str, quick: bool) -> Figures:
 
 
 def start(loader: str, name: str, quick: bool) -> Figures:
-    """Seconds to the first batch of 20, and from the last one to the first of the next epoch."""
+    """Seconds to the first batch of 20, and from the last one to the first of the next epoch.
+
+    From making the loader on; `start-early` from `iter` on, of a loader that was made a second before.
+    """
     stream = Stream(partial(Rows, length=640), 32)
     method = name.removeprefix("start-")
+    early = method == "early"
     loaders.of_stream(loader, replace(stream, workers=0))  # the imports are not what is asked for
     begun = time.perf_counter()
-    data = loaders.of_stream(loader, stream, multiprocessing_context=method)
+    data = loaders.of_stream(loader, stream, multiprocessing_context="forkserver" if early else method)
+    if early:
+        time.sleep(1.0)
+        begun = time.perf_counter()
     _, batches = _begin(data)
     first = time.perf_counter()
     for _ in batches:
@@ -204,10 +211,7 @@ def epochs(loader: str, name: str, quick: bool) -> Figures:
     """
     work, _, variant = name.partition("-")
     options = VARIANTS[variant]
-    if loader not in ("agnoload", "torch") or (loader == "torch" and "worker_type" in options):
-        raise LookupError(f"no {loader} for this workload")
-    if reason := loaders.lacking(name):
-        raise LookupError(reason)
+    _check_epochs(loader, name, options)
     with FOLDERS[work](200 if quick else 2000) as dataset:
         stream = Stream(lambda: dataset, 10 if quick else 50)
         loaders.of_stream(loader, replace(stream, workers=0))
@@ -229,6 +233,36 @@ def epochs(loader: str, name: str, quick: bool) -> Figures:
     return figures if mib is None else figures | {"worker_mib": mib}
 
 
+def _check_epochs(loader: str, name: str, options: dict[str, Any]) -> None:
+    if loader not in ("agnoload", "torch") or (loader == "torch" and "worker_type" in options):
+        raise LookupError(f"no {loader} for this workload")
+    if reason := loaders.lacking(name):
+        raise LookupError(reason)
+
+
+AHEAD = {"first": 0.0, "early": 5.0}
+"""Seconds between making the loader and iterating it, in which a program builds its model."""
+
+
+def first_epoch(loader: str, name: str, quick: bool) -> Figures:
+    """Seconds of the first epoch by forkserver: from making the loader on, or if it was made before, from `iter` on."""
+    work, _, variant = name.partition("-")
+    _check_epochs(loader, name, {})
+    with FOLDERS[work](200 if quick else 2000) as dataset:
+        stream = Stream(lambda: dataset, 10 if quick else 50)
+        loaders.of_stream(loader, replace(stream, workers=0))
+        begun = time.perf_counter()
+        data = loaders.of_stream(loader, stream, shuffle=True, multiprocessing_context="forkserver")
+        if AHEAD[variant]:
+            time.sleep(AHEAD[variant])
+            begun = time.perf_counter()
+        _, batches = _begin(data)
+        first = time.perf_counter() - begun
+        for _ in batches:
+            pass
+        return {"seconds": time.perf_counter() - begun, "first_s": first}
+
+
 QUESTIONS: dict[str, Callable[[str, str, bool], Figures]] = {
     "small": stream_rate,
     "fields": stream_rate,
@@ -237,6 +271,7 @@ QUESTIONS: dict[str, Callable[[str, str, bool], Figures]] = {
     "stacked": stream_rate,
     "inmem": array_rate,
     "start-forkserver": start,
+    "start-early": start,
     "start-spawn": start,
     "kept": kept,
     "weighted": weighted,
@@ -244,6 +279,7 @@ QUESTIONS: dict[str, Callable[[str, str, bool], Figures]] = {
     "strings": worker_memory,
     "plain": epochs,
     **{f"{work}{variant and '-'}{variant}": epochs for work in ("imports", "torchvision") for variant in VARIANTS},
+    **{f"{work}-{variant}": first_epoch for work in ("imports", "torchvision") for variant in AHEAD},
 }
 
 

@@ -29,7 +29,6 @@ LAYERS = [
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 
 TO_GO = {
-    ("planning.plan", "planning.stream_plan"),
     ("streams.base", "streams.group"),
     ("streams.base", "streams.ranks"),
     ("streams.base", "streams.shuffle"),

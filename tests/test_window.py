@@ -12,8 +12,12 @@ from hypothesis import strategies as st
 import agnoload
 from agnoload.errors import AgnoloadError
 from agnoload.messages import Reply, Request
+from agnoload.planning.plan import Plan
+from agnoload.planning.state import EpochPosition
 from agnoload.planning.window import Window
 from agnoload.testing import FakePool
+
+PLAN = Plan(EpochPosition(0))
 
 
 def request(number: int) -> Request:
@@ -26,15 +30,15 @@ def drive(window: Window, pool: FakePool, total: int) -> list[int]:
     number = 0
     while len(came) < total:
         while window.room and number < total:
-            window.add(request(number))
+            window.add(PLAN, request(number))
             pool.submit(request(number))
             number += 1
         popped = window.pop()
         if popped is None:
             window.arrived(pool.receive())
         else:
-            assert popped[0].number == popped[1].number
-            came.append(popped[1].number)
+            assert popped[1].number == popped[2].number
+            came.append(popped[2].number)
     return came
 
 
@@ -71,8 +75,8 @@ def test_never_more_than_the_limit_is_under_way(order: list[int], limit: int, to
 
 def test_a_request_counts_until_its_batch_is_taken() -> None:
     window = Window(2, in_order=True)
-    window.add(request(0))
-    window.add(request(1))
+    window.add(PLAN, request(0))
+    window.add(PLAN, request(1))
     assert (window.room, window.waiting, len(window)) == (False, 2, 2)
     window.arrived(Reply(1))
     assert (window.room, window.waiting, len(window)) == (False, 1, 2)
@@ -90,8 +94,8 @@ def test_an_empty_window_gives_nothing() -> None:
 @pytest.mark.parametrize("in_order", [True, False])
 def test_a_second_reply_to_a_request_is_refused(in_order: bool) -> None:
     window = Window(2, in_order)
-    window.add(request(0))
-    window.add(request(1))
+    window.add(PLAN, request(0))
+    window.add(PLAN, request(1))
     window.arrived(Reply(1))
     with pytest.raises(RuntimeError, match="reply 1 answers no open request"):
         window.arrived(Reply(1))

@@ -1,21 +1,28 @@
-"""How much is borne of samples that cannot be loaded: tries again, and how many may fail."""
+"""How many failed samples are tolerated: tries again, what is done with a bad one, and how many there may be."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from agnoload.errors import OptionError, TooManyFailed
-from agnoload.messages import Failure, Reply, Tally
+from agnoload.messages import Failure, FailureCount, Reply
 from agnoload.protocols import IndexArray
 from agnoload.samplers.base import SeededSampler, effective_seed
 from agnoload.validate import number, number_of, positive
 
 JUDGED_FROM = 100
-"""A share of failed samples is judged as if at least so many had been tried, until the epoch has ended."""
-_NONE = Tally()
+"""A share of failed samples is judged as if at least this many had been tried, until the epoch has ended."""
+REPLACEMENTS = 100
+"""How many other samples `on_error="replace"` tries for one bad one."""
+_NONE = FailureCount()
+
+Choose = Callable[[int, int, np.random.Generator, int], IndexArray]
+"""(seed, epoch, generator, count) to indices of that epoch, at random: where replacements come from."""
 
 
 @dataclass(frozen=True)
@@ -24,8 +31,8 @@ class Retry:
 
     `errors` is an exception type or a tuple of them. A sample that raises one is loaded again up to `times` times,
     after `wait` seconds, then `factor` times as many, and so on, never more than `longest`. Each try draws the same
-    random numbers, so a sample that succeeds at last is what it would have been at once; one that never does is up to
-    `on_error`. `OptionError` for values that cannot be meant.
+    numbers from `sample_rng()`; other generators go on. What a sample that never succeeds means is up to `on_error`.
+    `OptionError` for values that cannot work.
 
     >>> Retry((OSError, TimeoutError), times=4, wait=0.5).pauses
     (0.5, 1.0, 2.0, 4.0)
@@ -51,6 +58,51 @@ class Retry:
         return tuple(min(self.wait * self.factor**n, self.longest) for n in range(self.times))
 
 
+@dataclass(frozen=True)
+class ErrorPolicy:
+    """What is done about a sample that cannot be loaded."""
+
+    on_error: Literal["raise", "skip", "replace"] | Callable[[Exception, Any], str] = "raise"
+    retry: Retry | None = None
+    choose: Choose | None = None
+    """Where replacements come from; None: from the same batch."""
+
+    @property
+    def tolerant(self) -> bool:
+        """Whether a bad sample may be left out or replaced."""
+        return callable(self.on_error) or self.on_error != "raise"
+
+    def action(self, error: BaseException, key: Any) -> str:
+        """What `on_error` says to do."""
+        return self.on_error(error, key) if callable(self.on_error) else self.on_error  # type: ignore[arg-type]
+
+    def retrying(self, load: Callable[[Any], Any], rewind: Callable[[], None]) -> Callable[[Any], Any]:
+        """`load` with further tries, before each of which `rewind` is called."""
+        retry = self.retry
+        if retry is None:
+            return load
+
+        def loaded(key: Any) -> Any:
+            for pause in retry.pauses:
+                try:
+                    return load(key)
+                except retry.errors:
+                    time.sleep(pause)
+                    rewind()
+            return load(key)
+
+        return loaded
+
+    def candidates(
+        self, seed: int, epoch: int, rng: np.random.Generator, keys: Collection[Any], item: int
+    ) -> list[Any]:
+        """Other keys of the epoch in random order, to replace that of an item of a batch with these keys."""
+        if self.choose is not None:
+            return list(dict.fromkeys(self.choose(seed, epoch, rng, REPLACEMENTS).tolist()))
+        others = list(keys)
+        return [others[place] for place in rng.permutation(len(others))[:REPLACEMENTS] if place != item]
+
+
 def check_retry(value: Any) -> Retry | None:
     """The option `retry`: a `Retry`, the exception types alone, or None."""
     return value if value is None or isinstance(value, Retry) else Retry(value)
@@ -68,26 +120,26 @@ def check_max_failed(value: Any) -> int | float | None:
     )
 
 
-class Ceiling:
+class FailureBudget:
     """Counts the failed samples of each epoch, in the order of the batches, and says when they are too many.
 
     A share is judged as if at least `JUDGED_FROM` samples had been tried, so that one bad sample among the first does
     not end an epoch of millions; at its end it is judged as it is.
 
-    `tally` is what had failed of `epoch` before, where the loader goes on within it.
+    `before` is what had failed of `epoch` before, where the loader goes on within it.
 
-    >>> ceiling = Ceiling(1)
-    >>> ceiling.count(0, Reply(0, samples=4, failed=[Failure(3, "OSError: gone")])) is None
+    >>> budget = FailureBudget(1)
+    >>> budget.count(0, Reply(0, samples=4, failed=[Failure(3, "OSError: gone")])) is None
     True
-    >>> print(ceiling.count(0, Reply(1, samples=4, failed=[Failure(7, "OSError: gone")])))
+    >>> print(budget.count(0, Reply(1, samples=4, failed=[Failure(7, "OSError: gone")])))
     2 samples of epoch 0 failed, max_failed=1 allows no more than 1: indices 3, 7; the last error was OSError: gone
     """
 
-    def __init__(self, limit: int | float, epoch: int = 0, tally: Tally = _NONE) -> None:
+    def __init__(self, limit: int | float, epoch: int = 0, before: FailureCount = _NONE) -> None:
         self._limit = limit
         self._epoch = epoch
-        self._before = tally.failed
-        self._tally = tally
+        self._before = before.failed
+        self._count = before
         self._failed: list[Failure] = []
 
     def count(self, epoch: int, reply: Reply) -> TooManyFailed | None:
@@ -95,25 +147,25 @@ class Ceiling:
         error = None
         if epoch != self._epoch:
             error = self.ended()
-            self._epoch, self._before, self._tally, self._failed = epoch, 0, _NONE, []
+            self._epoch, self._before, self._count, self._failed = epoch, 0, _NONE, []
         failures = reply.failed
         self._failed += failures
-        self._tally = self._tally.plus(reply)
+        self._count = self._count.plus(reply)
         if error is None and failures:
-            error = self._judged(max(self._tally.tried, JUDGED_FROM))
+            error = self._judged(max(self._count.tried, JUDGED_FROM))
         return error
 
     def ended(self) -> TooManyFailed | None:
         """All batches of the epoch have come."""
-        return self._judged(self._tally.tried)
+        return self._judged(self._count.tried)
 
     def _judged(self, tried: int) -> TooManyFailed | None:
         allowed = self._limit if isinstance(self._limit, int) else self._limit * tried
-        if self._tally.failed <= allowed:
+        if self._count.failed <= allowed:
             return None
         of = "" if isinstance(self._limit, int) else f" of {number_of(tried, 'sample')}"
         text = (
-            f"{number_of(self._tally.failed, 'sample')} of epoch {self._epoch} failed, max_failed={self._limit} allows "
+            f"{number_of(self._count.failed, 'sample')} of epoch {self._epoch} failed, max_failed={self._limit} allows "
             f"no more than {int(allowed)}{of}: "
         )
         if self._before:

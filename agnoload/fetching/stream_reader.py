@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from agnoload import seeding
 from agnoload.errors import AgnoloadError, StateError
 from agnoload.fetching.compare import CheckSum
-from agnoload.messages import StreamReport
+from agnoload.messages import StreamReport, StreamStart
 from agnoload.streams.base import all_parts_of, first_states, parts_of
 from agnoload.streams.iterators import (
     LAZY,
@@ -76,7 +76,7 @@ class _Track:
 class StreamReader:
     """Reads one stream for one worker through one epoch: `read(batch, lane, size)` gives a `StreamChunk`.
 
-    `begin` is called before the first sample of each batch. `start` is what `StreamPlan.start` gave; without it reading
+    `begin` is called before the first sample of each batch. `start` is a plan's `reader_start`; without it reading
     begins with the epoch. `self_sharded` says that the stream splits itself, as one does that asks `get_worker_info()`
     before its first sample. `rank` is this process's among those that train together, looked up when None. Samples are
     made by `tried(force)`, where that is given; if it fails, `failed(error, position)` says whether to leave the sample
@@ -90,7 +90,7 @@ class StreamReader:
         worker: int = 0,
         workers: int = 1,
         begin: Begin,
-        start: dict[str, Any] | None = None,
+        start: StreamStart | None = None,
         self_sharded: bool = False,
         drop_last: bool = False,
         rank: int | None = None,
@@ -108,11 +108,11 @@ class StreamReader:
         self._make = force if tried is None else tried(force)
         self._tracks: dict[int, _Track] = {}
         if start is not None:
-            first_states(stream, start["first"])
+            first_states(stream, start.first)
         self._info = peek_worker_info()
         self._untouched = True  # nothing was read yet
         self._self_sharded = not self._layout.lanes and (
-            self_sharded or (self._layout.shared and workers > 0) or (start is not None and start["kind"] == "workers")
+            self_sharded or (self._layout.shared and workers > 0) or (start is not None and start.self_sharded)
         )
         if self._info is not None:
             one = all(len(parts_of(part)) < 2 for part in all_parts_of(stream))
@@ -163,7 +163,7 @@ class StreamReader:
 
     def _open(self, lane: int, size: int) -> _Track:
         part = self._worker if self._self_sharded else lane
-        count, at, state = (0, 0, None) if self._start is None else self._start["lanes"][part]
+        count, at, state = (0, 0, None) if self._start is None else self._start.lanes[part]
         self._begin(*self._stream_key(lane, 0))  # the stream may ask for seed and epoch
         options = OpenOptions(state, size=size, direct=True)
         if self._layout.lanes:
@@ -253,7 +253,7 @@ class StreamReader:
                 "itself over the workers must ask before, and one that does not must not ask while it is iterated; "
                 "functions given to map may"
             )
-        if self._start is not None and any(count for count, _, _ in self._start["lanes"]):
+        if self._start is not None and any(count for count, _, _ in self._start.lanes):
             raise StateError(
                 "this stream splits itself over several workers, but the state was saved where it was not split: "
                 "resume with one worker or none"

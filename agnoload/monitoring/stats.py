@@ -167,6 +167,9 @@ class Recorder:
         self._first = 0.0
         self._renewed = False
         """Whether each epoch starts worker processes of its own."""
+        self._epochs = 0
+        self._first_epoch = 0.0
+        """What of `_first` the first epoch has waited, which imports for the others."""
         self._opening: set[int] = set()
         """Replies under way that are the first of their worker: who waits for one waits for the worker's start."""
         self._waits = Histogram()
@@ -179,6 +182,8 @@ class Recorder:
     def opened(self, seconds: float, renewed: bool) -> None:
         """An epoch has its workers, after so long."""
         self._renewed = renewed
+        self._first_epoch = self._first if self._epochs == 1 else self._first_epoch
+        self._epochs += 1
         self._first += seconds
         sums = self._sums
         self._sums = sums._replace(seconds=sums.seconds + seconds, waited=sums.waited + seconds)
@@ -248,11 +253,12 @@ class Recorder:
         sums = self.sums()
         p50, p95, p99 = self._waits.percentiles((50, 95, 99))
         busy = np.minimum(self._loading / np.maximum(self._alive, 1e-9), 1.0).tolist()
+        once = self._epochs == 1 or self._first_epoch > sums.first / 2
         return Stats(
             sums.batches, self._samples, self._bytes, sums.seconds, sums.waited, sums.first, p50, p95, p99, tuple(busy),
             self._num_failed, tuple(self._failed), sum(cache.hits for cache in caches),
             sum(cache.misses for cache in caches), workers, choice,
-            verdict(sums, workers, cores, self._num_failed, self._renewed),
+            verdict(sums, workers, cores, self._num_failed, self._renewed, once),
         )  # fmt: skip
 
     def trace(self, timeline: Timeline) -> None:
@@ -286,8 +292,11 @@ def size_of(batch: Any) -> int:
     return nbytes if isinstance(nbytes, int) else 0
 
 
-def verdict(sums: Sums, workers: int, cores: int, failed: int = 0, renewed: bool = True) -> str:
-    """One sentence: whether data is the bottleneck, and what to do; `renewed`: each epoch starts its own processes."""
+def verdict(sums: Sums, workers: int, cores: int, failed: int = 0, renewed: bool = True, once: bool = False) -> str:
+    """One sentence: whether data is the bottleneck, and what to do.
+
+    `renewed`: each epoch starts its own processes; `once`: the first start took most of what all of them took.
+    """
     if not sums.batches:
         return f"nothing could be loaded: {number_of(failed, 'sample')} failed" if failed else "nothing was loaded yet"
     share, busy = sums.share_waited, sums.busy
@@ -311,7 +320,13 @@ def verdict(sums: Sums, workers: int, cores: int, failed: int = 0, renewed: bool
     if not calm and (a_batch < TRANSPORT or (busy < 0.8 and alone < 1.1 * (sums.seconds - sums.first))):
         return (
             f"{waited}, with {crew}: a batch takes {_time(a_batch)}, its way from a worker no less, so workers do not "
-            f"help: use num_workers=0, or {kept if started and renewed else 'larger batches'}"
+            f"help: use num_workers=0, or {kept if started and renewed and not once else 'larger batches'}"
+        )
+    if started and renewed and once:
+        return (
+            f"{waited}: the first start imports the dataset's modules for all of them. Make the loader earlier, so "
+            "that it imports while the program goes on, or use multiprocessing_context='fork' or "
+            "worker_type='thread', which import nothing" + (". Otherwise there is nothing to gain here" if calm else "")
         )
     if started:
         return (

@@ -1,367 +1,202 @@
-"""The requests of one epoch, from a sampler and the place where the epoch stands."""
+"""Plans: the requests of one epoch, and how far it has been delivered. The base of all, and that of our samplers."""
 
 from __future__ import annotations
 
-import operator
-from bisect import bisect_left
-from collections import deque
-from collections.abc import Callable, Iterator
-from itertools import chain
-from typing import Any, NamedTuple
+from collections.abc import Iterator
 
-import numpy as np
-
-from agnoload.errors import OptionError, StateError
-from agnoload.messages import LEFTOVER_LANE, Reply, StreamReport
-from agnoload.planning.state import Place
-from agnoload.planning.stream_plan import Rest, StreamPlan, StreamRequest
-from agnoload.samplers.order import BLOCK, BatchOrder, Order
-
-
-class Cut(NamedTuple):
-    """One batch of a plan: what to load, its key, and the stretch of the global sequence that it covers."""
-
-    indices: Any
-    first: int
-    stride: int
-    rank: int
-    reached: int
-    """The position that its delivery reaches."""
-    owner: int | None = None
-    lane: int = 0
-    size: int = 0
-    start: int = 0
-    """The position that was reached before."""
-    mark: Any = None
-    """What a state needs besides, to go on behind it."""
+from agnoload.messages import EMPTY, Reply, Request, request_numbers
+from agnoload.planning.state import EpochPosition, check_order, was_delivered
+from agnoload.samplers.order import BatchOrder
 
 
 class Plan:
-    """The batches of one epoch that are still to be requested; `exhausted` once the last one has been given.
+    """The requests of one epoch, from `start` on.
 
-    `number` is that of the next batch in the epoch. A subclass gives `_cuts`.
+    The iterator asks `next` while its window has room, says `answered` when a reply has arrived, in any order, and
+    `delivered` when the user has the batch, or when it turned out to be empty. No method waits, none loads anything.
     """
 
-    number = 0
-    foreseen = True
-    """Whether it knows its last batch before all replies have come."""
     source: str | None = None
-    """What of the user's is iterated anew for each epoch, if anything is."""
+    """Which object of the user's it iterates once an epoch, if any."""
+    ends_by_reply = False
+    """Whether only the replies tell where the epoch ends."""
 
-    def __init__(self, place: Place) -> None:
-        self.place = place
-        self.epoch = place.epoch
-        self.seed = place.seeds.samples
-        self.resumed = place.position > 0 or bool(place.ahead)
+    def __init__(self, start: EpochPosition) -> None:
+        self.start = start
+        self.epoch = start.epoch
+        self.seed = start.seeds.samples
+        self.resumed = start.position > 0 or bool(start.ahead)
         """Whether some of it was delivered before."""
         self.others = False
         """Whether other ranks may have batches left where this one has none, so that it stays in their epoch."""
-        self.outstanding = 0
-        self.exhausted = False
+        self.before = 0
+        """The number of batches before `start`."""
+        self.batches = 0
+        """The number of the next batch."""
         self.given = 0
-        """How many of its batches have held samples."""
-        self.tally = place.tally
-        """What has failed of what was delivered, if that is counted."""
-        self._iterator = self._cuts(place.position)
-        self._broken: Exception | None = None
-        self._next = self._pull()
+        """How many of its own batches have reached the user, with samples or as an error."""
+        self.exhausted = False
+        """Whether `next` will give no more."""
 
-    def _cuts(self, position: int) -> Iterator[Cut]:
+    @property
+    def delivered_all(self) -> bool:
+        """Whether the epoch is over for the user."""
         raise NotImplementedError
-
-    def _pull(self) -> Cut | None:
-        """The next batch, leaving out what was delivered ahead of the saved position."""
-        for cut in self._iterator:
-            if not self.place.ahead or not self._was_delivered(cut):
-                return cut
-            self.number += 1
-        self.exhausted = True
-        return None
-
-    def _was_delivered(self, cut: Cut) -> bool:
-        for start, stop in self.place.ahead:
-            if start <= cut.start and cut.reached <= stop:
-                return True
-            if start < cut.reached and cut.start < stop:
-                raise StateError(
-                    f"a state saved out of order goes on with the same batches only: positions {start} to {stop - 1} "
-                    f"were delivered, this loader's batch holds {cut.start} to {cut.reached - 1}"
-                )
-        return False
 
     @property
     def passed(self) -> bool:
-        """Whether it had been delivered whole before, so that the next epoch follows; once it has been `exhausted`."""
+        """Whether its start turned out to be its end, so that the next epoch follows; once it is `exhausted`."""
         return self.resumed and not self.given and not self.others
 
-    @property
-    def complete(self) -> bool:
-        """Whether all of it has been delivered."""
-        return self.exhausted and not self.outstanding
+    def next(self) -> Request | None:
+        """The next request; None if there is none, now or ever."""
+        raise NotImplementedError
+
+    def answered(self, request: Request, reply: Reply) -> None:
+        """The reply has arrived."""
+
+    def delivered(self, request: Request, reply: Reply) -> None:
+        """The user has the batch, or it is empty."""
+        self.given += reply.batch is not EMPTY or reply.error is not None
+
+    def complaint(self) -> str | None:
+        """What to warn of once all of it has been delivered."""
+
+    def position(self) -> EpochPosition:
+        """How far it has been delivered; the start of the next epoch once all of it has."""
+        raise NotImplementedError
+
+    def end(self) -> EpochPosition:
+        """The start of the next epoch, which has no seeds yet."""
+        return EpochPosition(self.epoch + 1, seeds=self.start.seeds, begun=False)
+
+
+class OrderedPlan(Plan):
+    """A plan that knows its batches one ahead; a subclass gives `_requests`.
+
+    What was delivered is a watermark, the number of the first batch that was not, and the batches beyond it, which
+    there are where they are delivered out of order.
+    """
+
+    def __init__(self, start: EpochPosition, before: int) -> None:
+        super().__init__(start)
+        self.before = self.batches = self._watermark = before
+        self._last: Request | None = None
+        """The one before the watermark."""
+        self._beyond: dict[int, Request] = {}
+        self._broken: Exception | None = None
+        self._iterator = self._requests()
+        self._next = self._pull()
+
+    def _requests(self) -> Iterator[Request]:
+        raise NotImplementedError
+
+    def _pull(self) -> Request | None:
+        """The next batch, leaving out what was delivered before, ahead of the start."""
+        for request in self._iterator:
+            if not self.start.ahead or not was_delivered(self.start, request.start, request.stop):
+                return request
+            self.batches += 1
+            self._advance(request)
+        self.exhausted = True
+        return None
 
     @property
-    def barren(self) -> bool:
-        """Whether the whole epoch is over and none of its batches has held a sample."""
-        return self.complete and not (self.given or self.resumed)
+    def delivered_all(self) -> bool:
+        return self.exhausted and self._watermark == self.batches
 
-    def next(self) -> tuple[Cut, int] | None:
-        """The next batch and its number in the epoch, or None at the end."""
-        cut = self._next
-        if cut is None:
+    def next(self) -> Request | None:
+        request = self._next
+        if request is None:
             if self._broken is not None:
                 raise self._broken
             return None
         self._next = None
-        number = self.number
-        self.number += 1
-        self.outstanding += 1
+        self.batches += 1
         try:
             self._next = self._pull()
         except Exception as error:  # a sampler's: the batch that it gave before is still good
-            self._next, self._broken = None, error
-        return cut, number
+            self._broken = error
+        return request
 
-    def answered(self, cut: Cut, reply: Reply) -> None:
-        """The reply to a batch of this plan has come, in whatever order."""
+    def delivered(self, request: Request, reply: Reply) -> None:
+        super().delivered(request, reply)
+        self._advance(request)
 
-    def delivered(self, cut: Cut) -> None:
-        """The user has a batch of this plan, in whatever order."""
+    def _advance(self, request: Request) -> None:
+        self._beyond[request.batch] = request
+        while self._watermark in self._beyond:
+            self._last = self._beyond.pop(self._watermark)
+            self._watermark += 1
 
-    def ended(self) -> None:
-        """All of it has been delivered."""
+    def position(self) -> EpochPosition:
+        return self.end() if self.delivered_all else self.position_after(self._last)
 
-    def place_after(self, cut: Cut | None, ahead: list[Cut]) -> Place:
-        """Where the epoch stands when a batch and all before it have been delivered, and some beyond it.
-
-        `cut` is None where it stands where it began.
-        """
-        position = self.place.position if cut is None else cut.reached
-        stretches = sorted([*self.place.ahead, *((other.start, other.reached) for other in ahead)])
+    def position_after(self, request: Request | None) -> EpochPosition:
+        """Where the epoch is when a batch and all before it have been delivered; None where it has not moved."""
+        reached = self.start.position if request is None else request.stop
+        stretches = [*self.start.ahead, *((batch.start, batch.stop) for batch in self._beyond.values())]
         joined: list[tuple[int, int]] = []
-        for start, stop in stretches:
-            if joined and joined[-1][1] == start:
-                joined[-1] = (joined[-1][0], stop)
-            elif stop > position:
+        for start, stop in sorted(stretches):
+            if joined and start <= joined[-1][1]:
+                joined[-1] = (joined[-1][0], max(stop, joined[-1][1]))
+            elif stop > reached:
                 joined.append((start, stop))
-        return Place(self.epoch, position, self.place.seeds, ahead=tuple(joined))
-
-    def end(self) -> Place:
-        """Where it stands when all of it has been delivered: the next epoch is to begin."""
-        return Place(self.epoch + 1, seeds=self.place.seeds, begun=False)
+        return EpochPosition(self.epoch, reached, self.start.seeds, ahead=tuple(joined))
 
 
-class OrderPlan(Plan):
-    """Batches cut from an order of ours; `batch_size` None means single keys."""
+class OrderPlan(OrderedPlan):
+    """The batches of a sampler of ours; `single` where each is one key, which is not batched."""
 
-    def __init__(self, place: Place, order: Order, batch_size: int | None, drop_last: bool) -> None:
-        _check_within(place, order.end)
-        self._order = order.after(place.position)
-        self._size = batch_size
-        self._drop_last = drop_last
-        self.number = -(-place.position // ((batch_size or 1) * order.stride))
-        rest, size = self._order, batch_size or 1
-        total = len(rest) - len(rest) % size if drop_last else len(rest)
-        _check_ahead(place, -(-total // size), lambda count: rest.reached(min(count * size, total)))
-        super().__init__(place)
-        self.others = self.exhausted and place.position < order.end
+    def __init__(self, start: EpochPosition, whole: BatchOrder, *, single: bool = False) -> None:
+        self._order = whole.after(start.position) if start.position else whole
+        self._single = single
+        check_order(start, self._order, whole.end)
+        super().__init__(start, max(0, len(whole) - len(self._order)))
+        self.others = self.exhausted and start.position < whole.end
 
-    def _cuts(self, position: int) -> Iterator[Cut]:
-        order, size = self._order, self._size or 1
-        total = len(order)
-        if self._drop_last:
-            total -= total % size
-        block = max(BLOCK // size, 1) * size
-        first, stride = order.first, order.stride
-        reached = position
-        for begin in range(0, total, block):
-            indices = order.indices(begin, min(begin + block, total))
-            for low in range(0, len(indices), size):
-                batch: Any = indices[low : low + size]
-                at = begin + low
-                start, reached = reached, order.reached(at + len(batch))
-                if self._size is None:
-                    batch = int(batch[0])
-                yield Cut(batch, first + at * stride, stride, 0, reached, start=start)
+    def _requests(self) -> Iterator[Request]:
+        order, reached = self._order, self.start.position
+        for number in range(len(order)):
+            keys = order.batch(number)
+            start, reached = reached, order.reached(number + 1)
+            yield Request(
+                next(request_numbers), self.epoch, self.batches, int(keys[0]) if self._single else keys,
+                order.position(number), self.seed, order.stride, start=start, stop=reached,
+            )  # fmt: skip
 
 
-class BatchPlan(Plan):
-    """The batches of a batch order of ours."""
+class Progress:
+    """What the user has received of an iterator's batches: what a state saves.
 
-    def __init__(self, place: Place, batches: BatchOrder) -> None:
-        _check_within(place, batches.end)
-        self._batches = batches.after(place.position) if place.position else batches
-        self.number = max(0, len(batches) - len(self._batches))
-        _check_ahead(place, len(self._batches), self._batches.reached)
-        super().__init__(place)
-        self.others = self.exhausted and place.position < batches.end
+    It knows nothing of the iterator, so that a loader can keep it when its iterator has been dropped.
+    """
 
-    def _cuts(self, position: int) -> Iterator[Cut]:
-        batches = self._batches
-        reached = position
-        for number in range(len(batches)):
-            start, reached = reached, batches.reached(number + 1)
-            yield Cut(batches.batch(number), batches.position(number), batches.stride, 0, reached, start=start)
+    def __init__(self, plan: Plan, counts: bool) -> None:
+        self._plan = plan
+        self._counts = counts
+        self._failed = plan.start.failed
+        self.asked = False
+        """Whether the user has asked for a batch."""
+        self.over = False
+        """Whether nobody can ask any more."""
 
-
-def _check_within(place: Place, total: int) -> None:
-    if place.position > total:
-        raise StateError(f"position {place.position} of the state lies beyond the {total} samples of the epoch")
-
-
-def _check_ahead(place: Place, batches: int, reached: Callable[[int], int]) -> None:
-    """What was delivered ahead must be whole batches; `reached` says where a number of them ends."""
-    for border in chain(*place.ahead):
-        number = bisect_left(range(batches + 1), border, key=lambda count: reached(count) if count else place.position)
-        if number > batches or border != (reached(number) if number else place.position):
-            delivered = ", ".join(f"{start} to {stop - 1}" for start, stop in place.ahead[:8])
-            raise StateError(
-                f"a state saved out of order goes on with the same batches only: positions {delivered} were delivered, "
-                f"but no batch of this loader begins or ends at {border}"
-            )
-
-
-def keys_of(batch: Any) -> Any:
-    """A batch of a stranger's as an int64 array where it is one, else as a list of keys."""
-    if isinstance(batch, np.ndarray) and batch.ndim == 1 and batch.dtype.kind in "iu":
-        if np.can_cast(batch.dtype, np.int64):
-            return batch.astype(np.int64, copy=False)
-        batch = batch.tolist()
-    try:
-        batch = iter(batch)
-    except TypeError:
-        raise OptionError(
-            f"a batch_sampler must yield batches of indices, got {batch!r}: a sampler of single indices is sampler="
-        ) from None
-    keys = [key_of(key) for key in batch]
-    if keys and all(type(key) is int for key in keys):
-        try:
-            return np.array(keys, np.int64)
-        except OverflowError:
-            return keys
-    return keys
-
-
-def key_of(key: Any) -> Any:
-    """A key of a stranger's: untouched, but an index is a Python int, also one in an array or tensor without axes."""
-    if type(key) is int or getattr(key, "ndim", None) != 0:
-        return key
-    try:
-        index = operator.index(key)
-    except TypeError:  # not an integer
-        return key
-    return index if isinstance(key, np.generic) or "bool" not in str(key.dtype) else key
-
-
-class StreamedPlan(Plan):
-    """The batches of a stream: `StreamPlan` says which to ask for, this speaks the loop's language to it."""
-
-    foreseen = False
-    source = "stream"
-
-    def __init__(
-        self, place: Place, plan: StreamPlan, drop_last: bool, warn: Callable[[str], None], length: int | None
-    ) -> None:
-        self._stream = plan
-        self._requests: dict[Cut, StreamRequest | Rest] = {}
-        self._rests: deque[Rest] | None = None
-        self._drop_last = drop_last
-        self._warn = warn
-        self._length = length
-        self._sizes: dict[Cut, int] = {}
-        self._samples = place.position
-        self._left_out = 0
-        self._ended = False
-        super().__init__(place)
-        self.resumed = plan.resumed
-        self._own = place.rank == plan.rank and plan.saved_here
+    def delivered(self, plan: Plan, request: Request, reply: Reply) -> str | None:
+        """A batch has reached the user, or was empty; what to warn of where that ends its epoch."""
+        if plan is not self._plan:
+            self._plan, self._failed = plan, plan.start.failed
+        if self._counts and reply.error is None:
+            self._failed = self._failed.plus(reply)
+        plan.delivered(request, reply)
+        return plan.complaint() if plan.delivered_all else None
 
     @property
-    def reader_start(self) -> dict[str, Any]:
-        """What the readers of this epoch begin with."""
-        return self._stream.start
+    def epoch(self) -> int:
+        """The epoch that the last batch was from."""
+        return self._plan.epoch
 
     @property
-    def complete(self) -> bool:
-        return self._stream.finished and not self._stream.rest()
-
-    def _cuts(self, position: int) -> Iterator[Cut]:
-        return iter(())
-
-    def next(self) -> tuple[Cut, int] | None:
-        cut = self._ask()
-        if cut is None:
-            return None
-        number = self.number
-        self.number += 1
-        self.outstanding += 1
-        return cut, number
-
-    def _pull(self) -> Cut | None:
-        return None
-
-    def _ask(self) -> Cut | None:
-        request = self._stream.next()
-        if request is not None:
-            cut = Cut(None, request.batch, 1, 0, 0, request.owner, request.lane, request.size)
-            self._requests[cut] = request
-            return cut
-        if not self._stream.over:
-            return None
-        if self._rests is None:
-            self._rests = deque(self._stream.rest())
-        if self._rests:
-            rest = self._rests.popleft()
-            cut = Cut(_Samples(rest.samples), rest.first, rest.stride, rest.rank, 0, 0, LEFTOVER_LANE)
-            self._requests[cut] = rest
-            return cut
-        self.exhausted = True
-        return None
-
-    def answered(self, cut: Cut, reply: Reply) -> None:
-        self._left_out += len(reply.failed)
-        request, failed = self._requests[cut], reply.error is not None
-        if not isinstance(request, StreamRequest):
-            self._sizes[cut] = len(request.samples)
-            return
-        report = reply.stream or StreamReport(places=request.size)
-        self._sizes[cut] = report.places if failed else reply.samples
-        if not (failed and reply.end):
-            self.others |= report.others and not self._own
-            self._stream.arrived(request, report, failed or reply.samples > 0)
-
-    def delivered(self, cut: Cut) -> None:
-        self._samples += self._sizes.pop(cut)
-        request = self._requests.pop(cut)
-        if isinstance(request, StreamRequest):
-            self._stream.delivered(request)
-        else:
-            self._stream.delivered_rest(request)
-
-    def place_after(self, cut: Cut | None, ahead: list[Cut]) -> Place:
-        stream = self._stream
-        return Place(self.epoch, self._samples, self.place.seeds, stream=stream.state(), rank=stream.rank)
-
-    def ended(self) -> None:
-        """All has been delivered: compare with the length that the stream says it has."""
-        if self._length is None or self.resumed or self._ended:
-            return
-        self._ended = True
-        expected, found = self._length, self._samples + self._left_out
-        if found != expected and not (self._drop_last and found <= expected and expected - found < self._stream_size()):
-            self._warn(
-                f"the stream says that it has {expected} samples (len), but it gave {found}: mend its __len__, or "
-                "leave it out"
-            )
-
-    def _stream_size(self) -> int:
-        return int(self._stream.state()["size"])
-
-
-class _Samples(list[Any]):
-    """Samples that travel in a request; compared by identity, so that a `Cut` can be a key."""
-
-    def __hash__(self) -> int:  # type: ignore[override]
-        return id(self)
-
-    def __eq__(self, other: object) -> bool:
-        return self is other
+    def position(self) -> EpochPosition:
+        """Where the data that was yielded ends."""
+        position = self._plan.position()
+        return position if self._plan.delivered_all else position._replace(failed=self._failed)

@@ -6,18 +6,19 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from agnoload import seeding
-from agnoload.errors import OptionError, StateError
+from agnoload.errors import OptionError
 from agnoload.options import Options
-from agnoload.planning.plan import BatchPlan, OrderPlan, Plan, StreamedPlan
-from agnoload.planning.state import Place, capture, restore
+from agnoload.planning.plan import OrderPlan, Plan
+from agnoload.planning.state import EpochPosition, Subject, capture, restore
 from agnoload.planning.stream_plan import StreamPlan
-from agnoload.planning.user_sampler import ForeignPlan, Stranger, checked
+from agnoload.planning.user_sampler import UserSampler, UserSamplerPlan
 from agnoload.samplers.base import SeededSampler, has_random_access
 from agnoload.samplers.basic import RandomSampler, SequentialSampler
+from agnoload.samplers.order import batched
 from agnoload.seeding import Rewinder, SampleContext
-from agnoload.streams import length_or_none, need_length, part_without_state, resolve_ranks, split_of
+from agnoload.streams import need_length, part_without_state, resolve_ranks
 from agnoload.system import rank_and_world
-from agnoload.validate import brief, number_of, shown
+from agnoload.validate import brief, number_of
 
 
 class Planner:
@@ -33,40 +34,39 @@ class Planner:
         """Whether the ranks share a stream, so that their seeds must agree."""
         self.sampler: Any = _sampler_of(options, world)
         """What orders the samples, or the batches; None for a stream."""
-        self.stranger = Stranger(self.sampler)
+        self.user_sampler = UserSampler(self.sampler)
         self.has_random_access = has_random_access(self.sampler)
         self.init_splits = options.worker_init_fn is not None
         """Whether `worker_init_fn` counts as what splits a stream over the workers."""
-        self.rank, self.world_size = self.stranger.share() or rank_and_world(world)
+        self.rank, self.world_size = self.user_sampler.share() or rank_and_world(world)
 
-    def plan(self, place: Place, workers: int) -> Plan:
+    def plan(self, place: EpochPosition, workers: int) -> Plan:
         """The requests of an epoch from `place` on."""
         options, sampler, order_seed = self._options, self.sampler, place.seeds.order
         if options.stream:
             return self._stream_plan(place, workers)
         if not self.has_random_access:
-            batched = options.batch_sampler is not None
-            return ForeignPlan(
-                place, self.stranger, options.cut_size, options.drop_last, batched=batched, rank=self.rank
-            )
+            size, given = options.cut_size, options.batch_sampler is not None
+            return UserSamplerPlan(place, self.user_sampler, size, options.drop_last, batched=given, rank=self.rank)
         if options.batch_sampler is not None:
-            return BatchPlan(place, sampler.batches(order_seed, place.epoch))
-        return OrderPlan(place, sampler.order(order_seed, place.epoch), options.batch_size, options.drop_last)
+            return OrderPlan(place, sampler.batches(order_seed, place.epoch))
+        batches = batched(sampler.order(order_seed, place.epoch), options.batch_size or 1, options.drop_last)
+        return OrderPlan(place, batches, single=options.batch_size is None)
 
-    def _lanes(self, place: Place, workers: int) -> StreamPlan:
+    def _lanes(self, place: EpochPosition, workers: int) -> StreamPlan:
         options = self._options
         return StreamPlan(
+            place,
             options.dataset,
             size=options.batch_size or 1,
             workers=workers,
             drop_last=options.drop_last,
             self_sharded=workers > 0 and self.init_splits,
             rank=self.rank,
-            state=place.stream,
             each=None if options.in_order else options.prefetch,
         )
 
-    def _stream_plan(self, place: Place, workers: int) -> StreamedPlan:
+    def _stream_plan(self, place: EpochPosition, workers: int) -> StreamPlan:
         options, plan = self._options, self._lanes(place, workers)
         if plan.replays:
             self._say(
@@ -79,8 +79,7 @@ class Planner:
                 f"the stream has {number_of(plan.lanes, 'lane')} for {workers} workers: the others have nothing "
                 "to do. Use fewer workers, or a stream with more shards (and `lanes`)"
             )
-        length = None if split_of(options.dataset) else length_or_none(options.dataset)  # of a share it is worked out
-        return StreamedPlan(place, plan, options.drop_last, self._say, length)
+        return plan
 
     def length(self, seed: int, epoch: int) -> int:
         """The number of batches of an epoch; `TypeError` where dataset or sampler has no length."""
@@ -99,7 +98,7 @@ class Planner:
 
     def warn_if_unsplit(self) -> None:
         """Warn, once, that every rank loads everything, as far as it can be known."""
-        if self.world_size > 1 and self.has_random_access and self.stranger.share() is None:
+        if self.world_size > 1 and self.has_random_access and self.user_sampler.share() is None:
             self._say(
                 f"this process is rank {self.rank} of {self.world_size}, and nothing splits the dataset over the "
                 "ranks: each loads all samples. Pass sampler=agnoload.DistributedSampler(dataset), or ignore this if "
@@ -108,36 +107,30 @@ class Planner:
 
     # ------------------------------------------------------------------------------------------------ states
 
-    def save(self, place: Place) -> dict[str, Any]:
+    def save(self, place: EpochPosition) -> dict[str, Any]:
         """The state of a place, for `json.dumps`."""
         return capture(place, self._facts(bool(place.ahead)))
 
-    def read(self, state: Any) -> Place:
+    def read(self, state: Any) -> EpochPosition:
         """The place that a state holds; `StateError` if it does not fit."""
         out_of_order = isinstance(state, Mapping) and bool(state.get("ahead"))
-        return restore(state, self._facts(out_of_order))
+        stream = self._options.stream
+        subject: Subject = "stream" if stream else "order" if self.has_random_access else "sampler"
+        return restore(state, self._facts(out_of_order), subject)
 
-    def restored(self, place: Place, workers: Callable[[], int]) -> Plan | None:
+    def restored(self, place: EpochPosition, workers: Callable[[], int]) -> Plan | None:
         """Check a place before it is taken over: the plan from there on, unless it must wait for the next `iter`."""
         if self._options.stream:
-            _check_absent("sampler", place.sampler)
-            if place.position and place.stream is None:
-                raise StateError(f"the state of a stream at position {place.position} must have a field 'stream'")
             self._lanes(place, workers())
-            return None
-        _check_absent("stream", place.stream)
-        if not self.has_random_access:  # a user's sampler is not touched before it is needed
-            checked(place.sampler, place.position)
-            return None
-        _check_absent("sampler", place.sampler)
-        return self.plan(place, 0) if place.begun else None
+        # A user's sampler is not touched before it is needed.
+        return self.plan(place, 0) if self.has_random_access and place.begun else None
 
     def _facts(self, out_of_order: bool) -> dict[str, Any]:
         """What must be equal for a state to fit."""
         options = self._options
         facts: dict[str, Any] = {"kind": "stream", "dataset": type(options.dataset).__name__}
         if not options.stream:
-            facts = {"kind": "map", "length": len(options.dataset), "sampler": self.stranger.identity()}
+            facts = {"kind": "map", "length": len(options.dataset), "sampler": self.user_sampler.identity()}
         if out_of_order:  # it lists batches of one rank
             facts |= {"batch_size": options.cut_size, "rank": self.rank}
         if out_of_order or not (options.stream or self.has_random_access):
@@ -164,9 +157,3 @@ def _sampler_of(options: Options, world: tuple[int, int] | None) -> Any:
             f"but the dataset has {len(options.dataset)}"
         )
     return sampler
-
-
-def _check_absent(name: str, saved: Any) -> None:
-    if saved is not None:
-        defined = "a user-defined sampler" if name == "sampler" else "a stream"
-        raise StateError(f"this state was saved with {defined}, but this loader has none; got {name}={shown(saved)}")

@@ -1,4 +1,4 @@
-"""Samplers that cannot be seen through, most of them strangers': what we can learn of them, tell them, and save.
+"""Samplers without random access, most of them user-defined: what we can learn of them, tell them, and save.
 
 Such a sampler is iterated, in the process that iterates the loader. What it draws from the process's generators
 follows from the loader's seed and the epoch, and the user's own states are put back, so its order is the same in
@@ -8,6 +8,7 @@ every run unless it has a source of its own.
 from __future__ import annotations
 
 import copy
+import operator
 import sys
 import zlib
 from collections.abc import Iterator
@@ -17,90 +18,41 @@ from typing import Any
 
 import numpy as np
 
-from agnoload.errors import SampleStopped, StateError
+from agnoload.errors import OptionError, SampleStopped, StateError
 from agnoload.global_rng import Private
-from agnoload.planning.plan import Cut, Plan, key_of, keys_of
-from agnoload.planning.state import Place
+from agnoload.messages import Reply, Request, request_numbers
+from agnoload.planning.plan import OrderedPlan, Plan
+from agnoload.planning.state import EpochPosition, SamplerPosition
 from agnoload.protocols import Stateful
 from agnoload.samplers.base import SeededSampler
 from agnoload.samplers.order import BLOCK
 from agnoload.streams import go_back
-from agnoload.validate import shown, whole
 
 DEPTH = 8
-"""A sampler in a sampler in a sampler: so far we look."""
+"""How many samplers within each other are looked at."""
 _END = object()
 _DRAWS_NOTHING = (list, tuple, range, np.ndarray)
 
 
-class Stranger:
-    """A sampler, with what it is made of."""
+class UserSampler:
+    """A sampler, with the samplers inside it."""
 
     def __init__(self, sampler: Any) -> None:
         self.sampler = sampler
         self.parts = list(_chain(sampler))
         self._shown = 0
-        self._begun: list[tuple[Plan, Any]] = []
-        self._back: list[Any] = []
+        """The epoch that it showed when we set one."""
+        self._started: list[tuple[Plan, Any]] = []
+        """Plans of epochs, with the state that the sampler had before each; those delivered whole are dropped."""
+        self._rewind: list[Any] = []
 
     def share(self) -> tuple[int, int] | None:
-        """The rank and the number of ranks that it has been made for, by the names that are usual; None if unknown."""
+        """The rank and the number of ranks that it was made for, by the usual names; None if unknown."""
         for part in self.parts:
             rank, world = getattr(part, "rank", None), getattr(part, "num_replicas", None)
             if type(rank) is type(world) is int and 0 <= rank < world:
                 return rank, world
         return None
-
-    def asked(self) -> int | None:
-        """The epoch that the user has told it since we did; None if none."""
-        for part in self.parts:
-            if isinstance(part, SeededSampler):
-                asked = part.pop_epoch()
-                if asked is not None:
-                    return asked
-        shown = self._epoch_shown()
-        return None if shown == self._shown else shown
-
-    def forget(self) -> None:
-        """What the user has told it until now does not count any more."""
-        self.asked()
-        self._shown = self._epoch_shown()
-
-    def tell(self, seed: int, epoch: int) -> None:
-        """An epoch begins."""
-        for part in self.parts:
-            if isinstance(part, SeededSampler):
-                part.lend_seed(seed)
-        for part in self.parts:
-            if callable(getattr(part, "set_epoch", None)):
-                part.set_epoch(epoch)
-                break
-        self.forget()
-
-    def left(self) -> list[Any]:
-        """The state where the epoch began that the user has not had whole; nothing if there is none such."""
-        return [state for plan, state in self._begun if not plan.complete][:1]
-
-    def leave(self) -> None:
-        """The next epoch begins, wherever workers had prefetched to: the sampler goes back if one was left early."""
-        self._back = self.left()
-        self._begun.clear()
-
-    def begin(self, plan: Plan, holder: Any) -> None:
-        """Note where an epoch begins: where the sampler stands, or where the one began that was left early."""
-        while self._back:
-            go_back(holder, self._back.pop())
-        self._begun = [begun for begun in self._begun if not begun[0].complete]
-        with suppress(Exception):  # it has no state before it is iterated
-            self._begun.append((plan, copy.deepcopy(holder.state_dict())))
-
-    def _epoch_shown(self) -> int:
-        """What the first stranger that can be told an epoch shows as its own."""
-        for part in self.parts:
-            if callable(getattr(part, "set_epoch", None)) and not isinstance(part, SeededSampler):
-                epoch = getattr(part, "epoch", None)
-                return epoch if type(epoch) is int and epoch >= 0 else self._shown
-        return self._shown
 
     def identity(self) -> str:
         """What must be equal for a saved state to fit."""
@@ -110,6 +62,54 @@ class Stranger:
             return f"{type(self.sampler).__name__}({len(self.sampler)})"
         except (TypeError, NotImplementedError):
             return type(self.sampler).__name__
+
+    # ------------------------------------------------------------------------------------------------ its epoch
+
+    def set_epoch(self, seed: int, epoch: int) -> None:
+        """An epoch begins, on the loader's seed for its order."""
+        for part in self.parts:
+            if isinstance(part, SeededSampler):
+                part.lend_seed(seed)
+        for part in self.parts:
+            if callable(getattr(part, "set_epoch", None)):
+                part.set_epoch(epoch)
+                break
+        self.pop_epoch()
+
+    def pop_epoch(self) -> int | None:
+        """The epoch that the user has set on it since the last call; None if none."""
+        before, self._shown = self._shown, self._epoch_shown()
+        for part in self.parts:
+            if isinstance(part, SeededSampler) and (asked := part.pop_epoch()) is not None:
+                return asked
+        return None if self._shown == before else self._shown
+
+    def _epoch_shown(self) -> int:
+        """The `epoch` attribute of the first user-defined sampler that has `set_epoch`."""
+        for part in self.parts:
+            if callable(getattr(part, "set_epoch", None)) and not isinstance(part, SeededSampler):
+                epoch = getattr(part, "epoch", None)
+                return epoch if type(epoch) is int and epoch >= 0 else self._shown
+        return self._shown
+
+    # ------------------------------------------------------------------------------------------------ its own state
+
+    def unfinished(self) -> list[Any]:
+        """Its state at the start of the epoch that the user has not received whole, if there is one."""
+        return [state for plan, state in self._started if not plan.delivered_all][:1]
+
+    def leave(self) -> None:
+        """The next iterator begins, however far workers had prefetched: an epoch that was left early is undone."""
+        self._rewind = self.unfinished()
+        self._started.clear()
+
+    def start(self, plan: Plan, holder: Any) -> None:
+        """An epoch begins: note the state before it; if the one before was left early, that is where it began."""
+        while self._rewind:
+            go_back(holder, self._rewind.pop())
+        self._started = [started for started in self._started if not started[0].delivered_all]
+        with suppress(Exception):  # it has no state before it is iterated
+            self._started.append((plan, copy.deepcopy(holder.state_dict())))
 
 
 def _chain(sampler: Any) -> Iterator[Any]:
@@ -121,129 +121,140 @@ def _chain(sampler: Any) -> Iterator[Any]:
             return
 
 
-class ForeignPlan(Plan):
-    """Batches of such a sampler: counted here, and after a resume passed over one by one, without loading any.
+class UserSamplerPlan(OrderedPlan):
+    """Batches of such a sampler. After a resume those that were delivered are passed over, without loading any.
 
-    A sampler with `state_dict` and `load_state_dict` goes on by itself: what it says behind each batch is what a state
-    saves once the batch has been yielded. Of another one a check sum of the keys is saved.
+    A sampler with `state_dict` and `load_state_dict` resumes by itself: its state after each batch is what our state
+    holds once the batch has been yielded. Of another one our state holds a check sum of the keys that it gave.
     """
 
     source = "sampler"
 
     def __init__(
-        self, place: Place, stranger: Stranger, batch_size: int | None, drop_last: bool, *, batched: bool, rank: int
-    ) -> None:
-        self._stranger = stranger
+        self, start: EpochPosition, user: UserSampler, batch_size: int | None, drop_last: bool, *, batched: bool,
+        rank: int,
+    ) -> None:  # fmt: skip
+        self._user = user
         self._size = batch_size
         self._drop_last = drop_last
         self._batched = batched
         self._rank = rank
         self._sum = 0
-        self._stateful: Any = next((part for part in stranger.parts if isinstance(part, Stateful)), None)
-        self._last: Any = None
-        plain = type(stranger.sampler) in _DRAWS_NOTHING
-        self._private = None if plain else Private(place.seeds.order, place.epoch)
-        super().__init__(place)
+        self._stateful: Any = next((part for part in user.parts if isinstance(part, Stateful)), None)
+        self._saved: dict[int, SamplerPosition] = {}
+        """The sampler's position after each batch, by the batch's number."""
+        self._end_position: SamplerPosition | None = None
+        plain = type(user.sampler) in _DRAWS_NOTHING
+        self._private = None if plain else Private(start.seeds.order, start.epoch)
+        super().__init__(start, 0 if batched else -(-start.position // (batch_size or 1)))
 
-    def _pull(self) -> Cut | None:
+    def _pull(self) -> Request | None:
         try:
             with self._private or nullcontext():
-                return self._pulled()
+                request = super()._pull()
+                if request is None and any(part is self._stateful for part in self._user.parts):
+                    self._end_position = self._sampler_position()
+                return request
         except GeneratorExit as error:
             raise SampleStopped("GeneratorExit was raised by the sampler: it is not the end of the data") from error
         finally:
             if self._private is not None:
                 self._private.settle()
 
-    def _pulled(self) -> Cut | None:
-        cut = super()._pull()
-        if cut is None and any(part is self._stateful for part in self._stranger.parts):
-            self._last = self._mark()
-        return cut
+    def delivered(self, request: Request, reply: Reply) -> None:
+        super().delivered(request, reply)
+        while self._saved and (oldest := next(iter(self._saved))) < self._watermark - 1:
+            del self._saved[oldest]
 
-    def place_after(self, cut: Cut | None, ahead: list[Cut]) -> Place:
-        return super().place_after(cut, ahead)._replace(sampler=self.place.sampler if cut is None else cut.mark)
+    def position_after(self, request: Request | None) -> EpochPosition:
+        sampler = self.start.sampler if request is None else self._saved[request.batch]
+        return super().position_after(request)._replace(sampler=sampler)
 
-    def end(self) -> Place:
-        return super().end()._replace(sampler=self._last)
+    def end(self) -> EpochPosition:
+        return super().end()._replace(sampler=self._end_position)
 
-    def _cuts(self, position: int) -> Iterator[Cut]:
-        items = self._open()
-        yield from self._whole(items, position) if self._batched else self._cut(items, position)
+    # ------------------------------------------------------------------------------------------------ its batches
 
-    def _whole(self, items: Iterator[Any], position: int) -> Iterator[Cut]:
-        """The batches of a batch sampler."""
+    def _requests(self) -> Iterator[Request]:
+        sampler, position = self._open(), self.start.position
         at = position if self._stateful is not None else 0
-        while (batch := next(items, _END)) is not _END:
-            keys = self._counted(batch)
-            start, at = at, at + len(keys)
-            if start < position < at:
+        if not self._batched:
+            while keys := list(islice(sampler, min(position - at, BLOCK))):
+                at += len(self._counted(keys))
+            self._verify()
+        for keys, count in self._cut(sampler):
+            low, at = at, at + count
+            if low < position < at:
                 raise StateError(
-                    f"position {position} of the state lies inside a batch of positions {start} to {at - 1}: go on "
-                    "with the batches that it was saved with"
+                    f"position {position} of the state lies inside a batch of positions {low} to {at - 1}: resume with "
+                    "the batches that it was saved with"
                 )
             if at == position:
                 self._verify()
-            if start < position:
-                self.number += 1
+            if low < position:
+                self.before = self.batches = self._watermark = self.batches + 1
             else:
-                yield self._next_cut(keys, start, at)
-        self._within(at)
+                self._saved[self.batches] = self._sampler_position()
+                yield Request(
+                    next(request_numbers), self.epoch, self.batches, keys, low, self.seed, 1, self._rank,
+                    start=low, stop=at,
+                )  # fmt: skip
+        wanted = self.start.ahead[-1][1] if self.start.ahead else position
+        if at < wanted:
+            raise StateError(f"position {wanted} of the state lies beyond the {at} samples that the sampler gives")
 
-    def _cut(self, items: Iterator[Any], position: int) -> Iterator[Cut]:
-        """Batches cut from what a sampler of single keys gives."""
-        at = position if self._stateful is not None else 0
-        while keys := list(islice(items, min(position - at, BLOCK))):
-            at += len(self._counted(keys))
-        self._verify()
+    def _cut(self, sampler: Iterator[Any]) -> Iterator[tuple[Any, int]]:
+        """What each batch is asked for by, and how many samples it has."""
+        if self._batched:
+            while (batch := next(sampler, _END)) is not _END:
+                keys = self._counted(batch)
+                yield keys, len(keys)
+            return
         size = self._size or 1
-        while keys := list(islice(items, size)):
-            if len(keys) == size or not self._drop_last:
-                start, at = at, at + len(keys)
-                counted = self._counted(keys)
-                yield self._next_cut(key_of(keys[0]) if self._size is None else counted, start, at)
-        self._within(at)
-
-    def _next_cut(self, keys: Any, start: int, stop: int) -> Cut:
-        return Cut(keys, start, 1, self._rank, stop, start=start, mark=self._mark())
-
-    # ------------------------------------------------------------------------------------------------ its state
+        while batch := list(islice(sampler, size)):
+            if len(batch) == size or not self._drop_last:
+                keys = self._counted(batch)
+                yield key_of(batch[0]) if self._size is None else keys, len(batch)
 
     def _open(self) -> Iterator[Any]:
-        """Begin the epoch, or let the sampler go back to where it stood."""
-        stranger, holder, position = self._stranger, self._stateful, self.place.position
-        saved = checked(self.place.sampler, position)
-        border = "state" in saved and not position  # what it said behind its last batch: it may or may not begin anew
+        """Begin the epoch, or let the sampler resume within it."""
+        user, holder, position, saved = self._user, self._stateful, self.start.position, self.start.sampler
+        own = saved is not None and saved.sum is None
+        state = saved.state if saved is not None else None
+        # The state of a sampler behind its last batch: iterated from there, it may give the next epoch or nothing.
+        at_end = own and not position
         if holder is not None:
-            stranger.begin(self, holder)
-        if border and holder is not None:
-            go_back(holder, saved["state"])
-        stranger.tell(self.place.seeds.order, self.epoch)
-        if holder is not None and position and "state" in saved:
-            go_back(holder, saved["state"])
-        iterator: Iterator[Any] = iter(stranger.sampler)
+            user.start(self, holder)
+        if at_end and holder is not None:
+            go_back(holder, state)
+        user.set_epoch(self.start.seeds.order, self.epoch)
+        if holder is not None and position and own:
+            go_back(holder, state)
+        iterator: Iterator[Any] = iter(user.sampler)
         if holder is None and isinstance(iterator, Stateful):
             self._stateful = holder = iterator
-            if position and "state" in saved:
-                go_back(iterator, saved["state"])
-        if saved and ("state" in saved) != (holder is not None):
+            if position and own:
+                go_back(iterator, state)
+        if saved is not None and own != (holder is not None):
             has = ("without", "with") if holder is not None else ("with", "without")
             raise StateError(
                 f"this state was saved with a sampler {has[0]} state_dict and load_state_dict, but this loader's, "
-                f"{type(stranger.sampler).__name__}, is one {has[1]}"
+                f"{type(user.sampler).__name__}, is one {has[1]}"
             )
-        if border:
+        if at_end:
             for first in iterator:
                 return chain([first], iterator)
-            stranger.tell(self.place.seeds.order, self.epoch)
-            return iter(stranger.sampler)
+            user.set_epoch(self.start.seeds.order, self.epoch)
+            return iter(user.sampler)
         return iterator
 
-    def _mark(self) -> dict[str, Any]:
-        """What a state needs to go on behind what was taken last."""
+    # ------------------------------------------------------------------------------------------------ its position
+
+    def _sampler_position(self) -> SamplerPosition:
+        """What a state needs to resume behind what the sampler gave last."""
         if self._stateful is None:
-            return {"sum": self._sum}
-        return {"state": copy.deepcopy(self._stateful.state_dict())}  # it may go on changing what it gave
+            return SamplerPosition(self._sum)
+        return SamplerPosition(None, copy.deepcopy(self._stateful.state_dict()))  # it may change what it gave
 
     def _counted(self, batch: Any) -> Any:
         keys = keys_of(batch)
@@ -252,31 +263,46 @@ class ForeignPlan(Plan):
         return keys
 
     def _verify(self) -> None:
-        """What was passed over must be what was delivered."""
-        saved = self.place.sampler
-        if saved is not None and "sum" in saved and saved["sum"] != self._sum:
+        """What was passed over must be what was delivered: an unseeded sampler would skip and repeat in silence."""
+        saved = self.start.sampler
+        if saved is not None and saved.sum is not None and saved.sum != self._sum:
             raise StateError(
-                f"the sampler, {type(self._stranger.sampler).__name__}, gives other indices than when this state was "
-                f"saved (check sums {saved['sum']} and {self._sum}), so it cannot be continued: give it a seed of its "
-                "own, or state_dict and load_state_dict"
+                f"the sampler, {type(self._user.sampler).__name__}, gives other indices than when this state was saved "
+                f"(check sums {saved.sum} and {self._sum}), so it cannot be resumed: give it a seed of its own, or "
+                "state_dict and load_state_dict"
             )
 
-    def _within(self, found: int) -> None:
-        place = self.place
-        wanted = place.ahead[-1][1] if place.ahead else place.position
-        if found < wanted:
-            raise StateError(f"position {wanted} of the state lies beyond the {found} samples that the sampler gives")
+
+def keys_of(batch: Any) -> Any:
+    """A user's batch as an int64 array where it is one, else as a list of keys."""
+    if isinstance(batch, np.ndarray) and batch.ndim == 1 and batch.dtype.kind in "iu":
+        if np.can_cast(batch.dtype, np.int64):
+            return batch.astype(np.int64, copy=False)
+        batch = batch.tolist()
+    try:
+        batch = iter(batch)
+    except TypeError:
+        raise OptionError(
+            f"a batch_sampler must yield batches of indices, got {batch!r}: a sampler of single indices is sampler="
+        ) from None
+    keys = [key_of(key) for key in batch]
+    if keys and all(type(key) is int for key in keys):
+        try:
+            return np.array(keys, np.int64)
+        except OverflowError:
+            return keys
+    return keys
 
 
-def checked(saved: Any, position: int) -> dict[str, Any]:
-    """What a state holds of a sampler."""
-    if saved is None and not position:
-        return {}
-    if not isinstance(saved, dict) or set(saved) not in ({"state"}, {"sum"}):
-        raise StateError(f"sampler in a state must be a dict of 'state' or of 'sum', got {shown(saved)}")
-    if "sum" in saved:
-        whole(saved["sum"], "the check sum of a sampler")
-    return saved
+def key_of(key: Any) -> Any:
+    """A user's key: untouched, but an index is a Python int, also one in an array or tensor without axes."""
+    if type(key) is int or getattr(key, "ndim", None) != 0:
+        return key
+    try:
+        index = operator.index(key)
+    except TypeError:  # not an integer
+        return key
+    return index if isinstance(key, np.generic) or "bool" not in str(key.dtype) else key
 
 
 def _bytes(keys: Any) -> bytes:

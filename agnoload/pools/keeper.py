@@ -58,9 +58,12 @@ class PoolKeeper:
         """What workers import; kept from epoch to epoch, so that the next server has it loaded."""
 
     def prepare(self) -> None:
-        """Start the fork server if it will be needed: it gets ready while the program does other things."""
-        if self._options.worker_type == "process":
-            start_server(self, self._options.multiprocessing_context)
+        """Start the fork server if it will be needed: it imports what the dataset needs while the program goes on."""
+        options = self._options
+        if options.worker_type == "process" and options.num_workers not in (0, "auto"):
+            parts = {name: getattr(options, name) for name in ("dataset", "collate_fn", "worker_init_fn", "on_error")}
+            environment = registry.worker_environment()
+            self.preload = start_server(self, options.multiprocessing_context, environment, parts)
 
     def open(self, fetch: Any, workers: int) -> tuple[Pool, Release | None]:
         """A pool for one iterator, and what takes it back afterwards (None: the iterator closes it)."""
@@ -107,6 +110,7 @@ class PoolKeeper:
             fence=self._backend.fence,
             environment=registry.worker_environment(),
             listen=self._listen,
+            preload=self.preload,
         )
         self.preload = pool.preload
         return pool

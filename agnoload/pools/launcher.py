@@ -1,18 +1,20 @@
-"""How a worker process begins, by each start method, and how this process learns of its end.
+"""How a worker process starts, by each start method, and how this process learns of its end.
 
-forkserver (the default): a small process of our own with NumPy loaded, that knows nothing of the user's program, forks
-    the workers. It hangs on a socket pair, so it has no name that could be left behind or be connected to by others,
-    and it needs no look at the user's `__main__`.
-spawn, fork: through `multiprocess`, or through the context that the user gave. While the process starts, `__main__`
-    hides its file, so that the user's script is not run again.
+forkserver (the default): a small process of our own with NumPy loaded, which knows nothing of the user's program, forks
+    the workers, or forks a template that imports the dataset's modules and then forks them (see `server`). It is
+    reached by a socket pair, so it has no name that could be left behind or that others could connect to.
+spawn: a new Python process that calls one function, `server.work`.
+fork: a copy of this process, by `multiprocess`.
 
-A worker is given descriptors and nothing else; what it shall do lies in the payload.
+A worker gets descriptors and nothing else; what it has to do lies in the payload. No start method looks at `__main__`,
+so no worker runs the user's script again.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib
+import decimal
+import locale
 import marshal
 import os
 import pickle
@@ -24,15 +26,21 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
+import numpy as np
+
+from agnoload.backend import registry
 from agnoload.errors import AgnoloadError, warn
+from agnoload.inspect import modules_of
 from agnoload.messages import Start
 from agnoload.pools import worker
 from agnoload.pools.worker import GROUP_SIGNALS, die_with, end_with, main
 from agnoload.system import method_of, resident
+from agnoload.transport import spawning
 from agnoload.transport.memory import anonymous_file
+from agnoload.transport.payload import is_importable
 
 THREADS = dict.fromkeys(
     ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1"
@@ -40,27 +48,26 @@ THREADS = dict.fromkeys(
 """What workers have in their environment before NumPy loads: the workers themselves are the parallelism."""
 
 REPORT = struct.Struct("<2q")
-"""What the fork server says of a worker: its pid (minus an errno: it could not be forked) and 0; later its exit status
-and the most memory that it had resident, in KiB."""
+"""What a server reports of a process that it has forked: its pid (minus an errno if the fork failed) and 0; later its
+exit status and the most memory that it had resident, in KiB."""
 
 TEMPLATE = -1
-"""In place of a worker's number: what is to be forked is a template."""
+"""In place of a worker's number: the server forks a template."""
 
 SERVER = b"agnoload-server"
 """The name of a template, as `ps` shows it."""
 
-READY, LEFT_OUT = b"+", b"-"
-"""How the one message of a template begins: it has imported all; it cannot import the module that follows."""
+READY = b"+"
+"""The last message of a template that has imported everything; before it come the names that it was about to import."""
 
 PATIENCE = (60, 240)
-"""Seconds of importing after which there is a warning, and, after more of them, it is left to the workers."""
+"""Seconds of importing after which there is a warning; seconds after that until the import is left to the workers."""
 
 UNKNOWN = 256
-"""For the exit code of a process that somebody else has collected: one that no process can have."""
-
+"""In place of an exit code that somebody else has collected: no process can have it."""
 
 HELD = (signal.SIGINT, *GROUP_SIGNALS)
-"""Blocked while a process starts, and for good in those that fork workers: they are the parent's to answer."""
+"""Blocked while a process starts, and for good in those that fork workers: the parent answers them."""
 
 
 class Process(Protocol):
@@ -88,78 +95,47 @@ class Process(Protocol):
     def kill(self, number: int) -> None: ...
 
     def close(self) -> None:
-        """Let go of a process that has ended."""
+        """Release the descriptors of a process that has ended."""
 
 
 def start_process(
-    context: Any, start: Start, extra: list[int], inherited: Any, server: ForkServer | None = None
+    method: str, start: Start, extra: list[int], inherited: Any, server: ForkServer | None = None
 ) -> Process:
-    """Start one worker by a method's name or a `multiprocessing`/`multiprocess` context.
+    """Start one worker.
 
     `extra` are more descriptors for it; `inherited` is what it runs under fork, where nothing needs to be packed;
-    `server` is what forks it under forkserver.
+    `server` forks it under forkserver.
     """
     if server is not None:
         return server.start(start, extra)
-    if isinstance(context, str):
-        try:
-            import multiprocess
-        except FileNotFoundError as error:  # at its import it looks for a place for temporary files
-            raise AgnoloadError(
-                f"multiprocessing_context={context!r} needs a directory for temporary files: set TMPDIR to one that "
-                f"can be written to, or use the default (forkserver). {error}"
-            ) from error
-        context = multiprocess.get_context(context)
-    try:
-        return _ContextProcess(context, start, extra, inherited)
-    except FileNotFoundError as error:
-        raise AgnoloadError(
-            "the start method 'spawn' needs a working directory, and this one has been removed: os.chdir() to another, "
-            "or use the default (forkserver)"
-        ) from error
+    return _Child.forked(start, extra, inherited) if method == "fork" else _Child.spawned(start, extra)
 
 
 @contextlib.contextmanager
 def interrupts_held() -> Iterator[None]:
-    """Around a start: signals are handled when the process is known to its pool, and can say what it does with them.
+    """Around a start: the signals that end programs wait until the pool knows the process.
 
-    A new process inherits what is blocked, and unblocks it when it is ready. But the system may pick another thread for
-    a signal, and its handler runs in the first one all the same: so the handlers are put off, too.
+    A new process inherits the mask, and unblocks them when it is ready. If another thread takes the signal meanwhile,
+    its handler runs here all the same, and may raise: then a process that the pool does not know yet is ended by the
+    finalizer of its handle, or ends by itself at the end of its pool's pipes.
     """
-    came: dict[int, None] = {}
-    handlers: dict[int, Any] = {}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
-    _held[threading.get_ident()] = handlers, before
+    _before.mask = before
     try:
-        if threading.current_thread() is threading.main_thread():
-            for number in HELD:
-                if callable(handler := signal.getsignal(number)):
-                    handlers[number] = handler
-                    signal.signal(number, lambda number, _: came.setdefault(number))
         yield
     finally:
-        _released()
-        for late in came:
-            handlers[late](late, None)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-_held: dict[int, tuple[dict[int, Any], set[int]]] = {}
-"""By thread: the handlers that are put off, and what was blocked before."""
-
-
-def _released(*still: int) -> None:
-    """What `interrupts_held` has put off is handled as before; but some signals stay blocked."""
-    handlers, before = _held.pop(threading.get_ident())
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
-    signal.pthread_sigmask(signal.SIG_SETMASK, {*before, *still})
+_before = threading.local()
+"""What a thread in `interrupts_held` had blocked already: a fork of it has that blocked, too."""
 
 
 @contextlib.contextmanager
 def standard_streams() -> Iterator[None]:
-    """Where a program has closed its standard streams, take their numbers for a while.
+    """Where a program has closed its standard streams, occupy their numbers for a while.
 
-    Else our own pipes and memory would get them, and a library that complains would write there.
+    Otherwise our own pipes and memory would get them, and a library that complains would write there.
     """
     taken = []
     try:
@@ -173,7 +149,22 @@ def standard_streams() -> Iterator[None]:
             os.close(fd)
 
 
-def directory() -> str:
+def import_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+    """What another process must look like before it imports the user's modules, for `worker.settle`."""
+    context = decimal.getcontext().copy()
+    context.clear_flags()
+    return {
+        "path": _search_path(),
+        "argv": list(sys.argv),
+        "environ": {**os.environ, **THREADS, **environment},
+        "directory": _directory(),
+        "errstate": np.geterr(),
+        "decimal": context,
+        "locale": locale.setlocale(locale.LC_ALL),
+    }
+
+
+def _directory() -> str:
     """The working directory; the root where it has been removed."""
     try:
         return os.getcwd()
@@ -181,16 +172,35 @@ def directory() -> str:
         return "/"
 
 
-def search_path() -> list[str]:
+def _search_path() -> list[str]:
     """`sys.path` for another process, wherever that one works."""
-    return [str(entry) or directory() for entry in sys.path if isinstance(entry, str)]  # as the import system does
+    return [str(entry) or _directory() for entry in sys.path if isinstance(entry, str)]  # as the import system does
 
 
-# ---------------------------------------------------------------------------------------------- through a context
+def _python(function: str, arguments: tuple[Any, ...], fds: Iterable[int]) -> subprocess.Popen[bytes]:
+    """A new Python process that calls one function of our `server`, with some descriptors of this one."""
+    code = (  # the search path comes through a file: it may be long, and all users of a machine see command lines
+        "import marshal, sys; sys.path[:] = marshal.load(sys.stdin.buffer); "
+        f"from agnoload.pools.server import {function}; {function}{arguments}"
+    )
+    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    with open(anonymous_file("agnoload-path", 0), "w+b") as path:
+        marshal.dump(_search_path(), path)
+        path.seek(0)
+        return subprocess.Popen(
+            [sys.executable, *flags, "-c", code],
+            stdin=path,
+            pass_fds=tuple(fds),
+            cwd=_directory(),  # Python 3.13 cannot load NumPy where the directory has been removed
+            env={**os.environ, **THREADS},
+        )
+
+
+# ---------------------------------------------------------------------------------------------- spawn, fork
 
 
 class _Killable:
-    """How both kinds of process are sent a signal."""
+    """How both kinds of process get a signal."""
 
     pid: int
 
@@ -206,36 +216,51 @@ class _Killable:
                 os.kill(self.pid, number)
 
 
-class _ContextProcess(_Killable):
-    def __init__(self, context: Any, start: Start, extra: list[int], inherited: Any) -> None:
-        lasting = threading.get_native_id() == start.parent  # the first thread of a process ends with it
-        args: tuple[Any, ...] = (*start[:3], [*start[3:], *extra], lasting, inherited)
-        if context.get_start_method() != "fork":
-            args = (*start[:3], [_Sent(fd, context.reducer) for fd in (*start[3:], *extra)], lasting, None)
-        self._process = context.Process(target=_in_context, args=args, name="agnoload-worker")
-        # A process counts the memory of the one that it was spawned from until it loads its own program.
-        self._counted = 0
-        if context.get_start_method() == "spawn":
-            self._counted = resident()
-            # A start would begin this helper by itself, and then let through what `interrupts_held` has blocked.
-            importlib.import_module(f"{self._library().__name__}.resource_tracker").ensure_running()
-            signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
-        with _starting, _hidden_main(), _environment(THREADS), _unchosen(self._library()):
-            self._process.start()
-        # Its library would wait for it at exit before we get to end it; we own its end.
-        getattr(sys.modules[f"{self._library().__name__}.process"], "_children", set()).discard(self._process)
-        self.pid: int = self._process.pid
-        self.rss: int | None = None
-        self._exitcode: int | None = None
-        try:  # the library's own sentinel is a pipe, which processes that the worker has forked hold open
-            self._pidfd = os.pidfd_open(self.pid)
-        except (AttributeError, OSError):
-            self._pidfd = -1
-        self.sentinel: int = self._process.sentinel if self._pidfd < 0 else self._pidfd
+class _Child(_Killable):
+    """A worker that is a child of this process; `handle` is its object in `subprocess` or `multiprocess`."""
 
-    def _library(self) -> Any:
-        """`multiprocess` or `multiprocessing`."""
-        return sys.modules[type(self._process).__mro__[-2].__module__.partition(".")[0]]
+    def __init__(self, handle: Any, counted: int, alive: int) -> None:
+        self.pid: int = handle.pid
+        self.rss: int | None = None
+        self._handle = handle
+        handle.returncode = UNKNOWN  # its library need not look after it: we collect it
+        self._counted = counted
+        self._exitcode: int | None = None
+        try:  # the read end of a pipe is the second choice: processes that the worker has forked hold it open
+            self.sentinel: int = os.pidfd_open(self.pid)
+        except (AttributeError, OSError):
+            self.sentinel = os.dup(alive)
+        self._lost = weakref.finalize(self, _end_lost, os.getpid(), self.pid, self.sentinel)
+        self._lost.atexit = False  # then its pool ends it
+
+    @classmethod
+    def spawned(cls, start: Start, extra: list[int]) -> _Child:
+        lasts = threading.get_native_id() == start.parent  # the first thread of a process ends with it
+        counted = resident()  # the system counts the parent's memory for a process until it loads its own program
+        alive_r, alive_w = os.pipe()
+        try:
+            process = _python("work", (tuple(start), extra, lasts), [*start[3:], *extra, alive_w])
+            return cls(process, counted, alive_r)
+        finally:
+            os.close(alive_r)
+            os.close(alive_w)
+
+    @classmethod
+    def forked(cls, start: Start, extra: list[int], inherited: Any) -> _Child:
+        try:
+            import multiprocess.process
+        except FileNotFoundError as error:  # at its import it looks for a place for temporary files
+            raise AgnoloadError(
+                "multiprocessing_context='fork' needs a directory for temporary files: set TMPDIR to one that can be "
+                f"written to, or use the default (forkserver). {error}"
+            ) from error
+        lasts = threading.get_native_id() == start.parent
+        arguments = (start, extra, lasts, inherited)
+        process = multiprocess.get_context("fork").Process(target=_run_fork, args=arguments, name="agnoload-worker")
+        process.start()
+        # multiprocess would wait for it at exit before we get to end it; we own its end.
+        multiprocess.process._children.discard(process)
+        return cls(process._popen, 0, process.sentinel)
 
     def exitcode(self) -> int | None:
         if self._exitcode is None and _readable(self.sentinel):
@@ -247,82 +272,41 @@ class _ContextProcess(_Killable):
                 self._exitcode = os.waitstatus_to_exitcode(status)
                 rss = usage.ru_maxrss * 1024
                 self.rss = rss if rss > self._counted * 1.01 else None
-            self._process._popen.returncode = self._exitcode
         return self._exitcode
 
     def close(self) -> None:
-        if self._pidfd >= 0:
-            os.close(self._pidfd)
-            self._pidfd = -1
-            if self._exitcode is not None:
-                self._process.close()
+        if self._lost.detach() is not None:
+            os.close(self.sentinel)
+            getattr(self._handle, "close", lambda: None)()  # the pipes of multiprocess
 
 
-class _Sent:
-    """A descriptor among the arguments of a process: duplicated while that process starts, not before."""
-
-    def __init__(self, fd: int, reducer: Any) -> None:
-        self._fd = fd
-        self._reducer = reducer
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _received, (self._reducer.DupFd(self._fd),)
+def _end_lost(owner: int, pid: int, sentinel: int) -> None:
+    """A handler has raised before the pool knew this process."""
+    os.close(sentinel)
+    if os.getpid() == owner:
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
 
 
-def _received(sent: Any) -> int:
-    fd: int = sent.detach()
-    return fd
-
-
-def _in_context(worker: int, workers: int, parent: int, fds: list[int], lasting: bool, inherited: Any) -> None:
-    (die_with if lasting else end_with)(parent)
-    if inherited is not None:
-        _released(signal.SIGINT)
-    main(Start(worker, workers, parent, *fds[:4]), fds[4:], inherited)
-
-
-@contextlib.contextmanager
-def _unchosen(library: Any) -> Iterator[None]:
-    """A start by `spawn` looks up the start method of the whole program, and so settles it: the program still may."""
-    open_ = library.get_start_method(allow_none=True) is None
-    try:
-        yield
-    finally:
-        if open_:
-            library.set_start_method(None, force=True)
-
-
-@contextlib.contextmanager
-def _hidden_main() -> Iterator[None]:
-    main = sys.modules["__main__"]
-    saved: dict[str, Any] = {name: main.__dict__[name] for name in ("__file__", "__spec__") if name in main.__dict__}
-    try:
-        main.__dict__.pop("__file__", None)
-        main.__spec__ = None
-        yield
-    finally:
-        main.__dict__.update(saved)
-
-
-@contextlib.contextmanager
-def _environment(values: dict[str, str]) -> Iterator[None]:
-    saved = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in saved.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+def _run_fork(start: Start, extra: list[int], lasts: bool, inherited: Any) -> None:
+    (die_with if lasts else end_with)(start.parent)
+    os.environ.update(THREADS)
+    # A fork holds the pool's ends of the pipe, too; without them it sees the end of its pool.
+    pipe = os.readlink(f"/proc/self/fd/{start.requests}")
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        with contextlib.suppress(OSError):  # the descriptor of the listing itself
+            if fd != start.requests and os.readlink(f"/proc/self/fd/{fd}") == pipe:
+                os.close(fd)
+    signal.pthread_sigmask(signal.SIG_SETMASK, {*_before.mask, signal.SIGINT})  # that one `main` unblocks
+    main(start, extra, inherited)
 
 
 # ---------------------------------------------------------------------------------------------- the fork server
 
 
-class _ServedProcess(_Killable):
-    """A worker that the fork server forks: a pipe brings its pid, and at its end its status and memory.
+class _Served(_Killable):
+    """A process that a server forks: a pipe brings its pid, and at its end its status and memory.
 
     A start does not wait for the server, which may be stopped.
     """
@@ -332,6 +316,8 @@ class _ServedProcess(_Killable):
         self.rss: int | None = None
         self._pid = 0
         self._exitcode: int | None = None
+        self._close = weakref.finalize(self, os.close, status)
+        self._close.atexit = False
 
     @property
     def started(self) -> bool:  # type: ignore[override]
@@ -357,27 +343,16 @@ class _ServedProcess(_Killable):
             elif data:
                 self._exitcode = os.waitstatus_to_exitcode(what)
                 self.rss = more * 1024
-            else:  # the server is gone, and with it, by the kernel's hand, its workers
-                _wait_for_end(self._pid, 1.0)
+            else:  # the server is gone, and the kernel has killed its workers
+                with contextlib.suppress(AttributeError, OSError):
+                    fd = os.pidfd_open(self._pid)
+                    _readable(fd, 1000)
+                    os.close(fd)
                 self._exitcode = -signal.SIGKILL
         return self._exitcode
 
     def close(self) -> None:
-        if self.sentinel >= 0:
-            os.close(self.sentinel)
-            self.sentinel = -1
-
-
-def _wait_for_end(pid: int, seconds: float) -> None:
-    """Wait for a process that is not our child."""
-    try:
-        fd = os.pidfd_open(pid)
-    except (AttributeError, OSError):
-        return
-    poll = select.poll()
-    poll.register(fd, select.POLLIN)
-    poll.poll(int(seconds * 1000))
-    os.close(fd)
+        self._close()
 
 
 def _readable(fd: int, milliseconds: int | None = 0) -> bool:
@@ -387,74 +362,68 @@ def _readable(fd: int, milliseconds: int | None = 0) -> bool:
 
 
 class ForkServer:
-    """The parent's handle on a process that forks workers: the base, see `_server`, or a template of it."""
+    """The parent's handle on a process that forks workers: the base, or a template that is forked from another one.
+
+    A template imports some modules first; `settings` are what that takes.
+    """
 
     def __init__(self, forked_from: ForkServer | None = None, settings: Any = None) -> None:
         self._lock = threading.Lock()
-        self.used = False
         self.forked_from = forked_from  # which must end no sooner
+        self.base: ForkServer = self if forked_from is None else forked_from.base
+        self.used = False
+        """Of the base: whether it, or a template of it, has forked a worker."""
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        if forked_from is not None:
-            try:
-                with theirs, open(anonymous_file("agnoload-template", 0), "w+b") as file:
-                    pickle.dump(settings, file)
-                    file.seek(0)
-                    self._process: Any = forked_from._fork((TEMPLATE, 0, 0), [file.fileno(), theirs.fileno()])
-            except BaseException:
-                self._socket.close()
-                raise
-        else:
-            self._launch(theirs)
+        try:
+            with theirs:
+                if forked_from is None:
+                    self._process: Any = _python("serve", (theirs.fileno(), os.getpid()), [theirs.fileno()])
+                else:
+                    with open(anonymous_file("agnoload-template", 0), "w+b") as file:
+                        pickle.dump(settings, file)
+                        file.seek(0)
+                        self._process = forked_from._fork((TEMPLATE, 0, 0), [file.fileno(), theirs.fileno()])
+        except BaseException:
+            self._socket.close()
+            raise
         self.stop = weakref.finalize(self, _stop_server, self._socket, self._process)
         """End the server, and with it every process that it has forked; also at this process's exit."""
         _servers.add(self)
 
-    def _launch(self, theirs: socket.socket) -> None:
-        code = (  # the search path comes through a file: it may be long, and all users of a machine see command lines
-            "import marshal, sys; sys.path[:] = marshal.load(sys.stdin.buffer); "
-            f"from agnoload.pools.server import serve; serve({theirs.fileno()}, {os.getpid()})"
-        )
-        flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-        try:
-            with theirs, open(anonymous_file("agnoload-path", 0), "w+b") as path:
-                marshal.dump(search_path(), path)
-                path.seek(0)
-                self._process = subprocess.Popen(
-                    [sys.executable, *flags, "-c", code],
-                    stdin=path,
-                    pass_fds=[theirs.fileno()],
-                    cwd=directory(),  # Python 3.13 cannot load NumPy where the directory has been removed
-                    env={**os.environ, **THREADS},
-                )
-        except BaseException:
-            self._socket.close()
-            raise
-
     def start(self, start: Start, extra: list[int]) -> Process:
         """Have a worker forked."""
+        self.base.used = True
         return self._fork(start[:3], [*start[3:], *extra])
 
-    def _fork(self, numbers: tuple[int, ...], fds: list[int]) -> _ServedProcess:
-        self.used = True
+    def _fork(self, numbers: tuple[int, ...], fds: list[int]) -> _Served:
         status_r, status_w = os.pipe()
+        served = _Served(status_r)
         try:
             message = struct.pack("<3q", *numbers)
             with self._lock, open(os.devnull, "wb") as nowhere:
                 out, err = (n if _is_open(n) else nowhere.fileno() for n in (1, 2))
                 socket.send_fds(self._socket, [message], [status_w, out, err, *fds])
         except BaseException:
-            os.close(status_r)
+            served.close()  # the server kills a process that nobody waits for
             raise
         finally:
             os.close(status_w)
-        return _ServedProcess(status_r)
+        return served
 
-    def verdict(self) -> bytes:
-        """Of a template: whether it is ready, or the module that it cannot import; nothing if it crashed or hangs."""
-        soon, late = PATIENCE
-        if not _readable(self._socket.fileno(), soon * 1000):
-            warn(f"no worker has started for {soon} s: the modules that the dataset needs are still being imported")
-        return self._socket.recv(4096) if _readable(self._socket.fileno(), late * 1000) else b""
+    def verdict(self) -> str | None:
+        """Of a template: None when it is ready, or the module by whose import it has ended or hangs."""
+        last, (soon, late) = "", PATIENCE
+        while True:
+            if not _readable(self._socket.fileno(), soon * 1000):
+                warn(f"no worker has started for {soon} s: the modules that the dataset needs are still being imported")
+                if not _readable(self._socket.fileno(), late * 1000):
+                    return last
+            message = self._socket.recv(4096)
+            if message == READY:
+                return None
+            if not message:
+                return last
+            last = message.decode()
 
     def running(self) -> bool:
         """Whether it is there; its socket tells, also where the system collects children by itself."""
@@ -490,72 +459,110 @@ def _is_open(fd: int) -> bool:
     return True
 
 
+# ---------------------------------------------------------------------------------------------- templates
+
 _OURS = {*sys.stdlib_module_names, "agnoload", "numpy", "cloudpickle", "__main__", "__mp_main__"}
+"""What the base has loaded, or must not load."""
+
+_apart: set[str] = set()
+"""Packages whose import starts a thread, leaves a file open or ends a process: never shared, as long as we live."""
 
 
 class Preload:
     """The modules that workers of like loaders need, and the server that has them loaded.
 
-    What workers had to import by themselves the next server imports, forked from the last one: so what has been
-    imported once stays as it was, whatever becomes of the files.
+    A loader that is made names those that its objects show at a glance, and they are imported while the program goes
+    on; the payload names the rest when the pool opens. What workers had to import by themselves the next server
+    imports. It is forked from the last one: so what has been imported once stays as it was, whatever becomes of the
+    files.
     """
 
-    def __init__(self, modules: Iterable[str]) -> None:
-        self.left_out: set[str] = set()
-        """Packages whose import starts a thread, leaves a file open or ends a process: each worker has its own."""
-        self._wanted = dict.fromkeys(modules)
+    def __init__(self, around: dict[str, Any], where: bytes) -> None:
+        self.where = where
+        self._around = around
+        self._backends = [(plugin.framework, plugin.target.partition(":")[0]) for plugin in registry.plugin_table()]
+        self._wanted: dict[str, None] = {}
         self._tried: dict[str, None] = {}
         self._server: ForkServer | None = None
+        self._coming: tuple[ForkServer, list[str]] | None = None
+        """The next server, and what it is importing."""
+        self._waiting: list[list[str]] = []
+        """What servers after that one import."""
 
     def learn(self, modules: Iterable[str]) -> None:
-        """A worker had to import these."""
+        """Workers will import these."""
         self._wanted.update(dict.fromkeys(modules))
 
-    def server(self, around: dict[str, Any]) -> ForkServer:
-        """The base if there is nothing to import; `around`: what the imports shall find."""
-        base = _server()
-        with _warming:
+    @property
+    def left_out(self) -> set[str]:
+        """Packages that each worker imports for itself."""
+        return _apart.intersection(map(_top, self._wanted))
+
+    def begin(self) -> None:
+        """Have what is new imported; does not wait for it."""
+        with _guard:
+            base = _server()
             if self._server is None or not self._server.running():
-                self._server, self._wanted, self._tried = base, {**self._tried, **self._wanted}, {}
-            parts = [[name for name in self._wanted if name not in self._tried and _top(name) not in _OURS]]
+                self._server, self._tried, self._coming, self._waiting = base, {}, None, []
+            self._waiting.append([n for n in self._wanted if n not in self._tried and _top(n) not in _OURS])
             self._tried.update(self._wanted)
-            while parts:
-                if not (wanted := [name for name in parts.pop() if _top(name) not in self.left_out]):
-                    continue
-                server = ForkServer(self._server, (around, wanted))
-                verdict = server.verdict()
-                if verdict == READY:
-                    self._server = server
-                elif verdict:  # what came before it is kept first, so that it is not imported for each that is left out
-                    culprit = verdict[len(LEFT_OUT) :].decode()
-                    self.left_out.add(_top(culprit))
-                    parts += [wanted[wanted.index(culprit) :], wanted[: wanted.index(culprit)]]
-                else:
-                    self.left_out |= {*map(_top, wanted)}
+            self._go_on()
+
+    def _go_on(self) -> None:
+        assert self._server is not None
+        while self._coming is None and self._waiting:
+            if names := [name for name in self._waiting.pop() if _top(name) not in _apart]:
+                self._coming = ForkServer(self._server, (self._around, names, self._backends)), names
+
+    def server(self) -> ForkServer:
+        """What forks the workers, with everything imported that they may share; the base if that is nothing."""
+        with _warming:
+            self.begin()
+            assert self._server is not None
+            while (coming := self._coming) is not None:
+                server, names = coming
+                culprit = server.verdict()
+                with _guard:
+                    self._coming = None
+                    if culprit is None:
+                        self._server = server
+                    elif not self._server.running():  # somebody has ended them all: the workers import for themselves
+                        return _server()
+                    else:  # first what came before the culprit, so that one import that fails costs nothing twice
+                        _apart.update([_top(culprit)] if culprit else map(_top, names))
+                        place = names.index(culprit) if culprit in names else 0
+                        self._waiting += [names[place:], names[:place]]
+                    self._go_on()
             return self._server
 
 
-_preloads: weakref.WeakValueDictionary[bytes, Preload] = weakref.WeakValueDictionary()
+_preloads: weakref.WeakValueDictionary[tuple[bytes, frozenset[str]], Preload] = weakref.WeakValueDictionary()
 _servers: weakref.WeakSet[ForkServer] = weakref.WeakSet()
 _warming = threading.RLock()
+"""Held while somebody waits for imports."""
 
 
-def preload(around: dict[str, Any]) -> Preload:
-    """What these surroundings need, shared by all loaders that need the same and live at once."""
-    key = pickle.dumps((around["path"], around["environ"], around["modules"]))
-    with _warming:
-        return _preloads.setdefault(key, Preload(around["modules"]))
+def preload(around: dict[str, Any], modules: Iterable[str], given: Preload | None = None) -> Preload:
+    """What imports these modules for workers: what was given, if its surroundings are still those of the program, else
+    one for all loaders that need the same packages and live at once."""
+    modules = [*modules, *spawning.modules()]
+    where = pickle.dumps((around["path"], around["environ"]))
+    with _guard:
+        if given is None or given.where != where:
+            given = _preloads.setdefault((where, frozenset(map(_top, modules)) - _OURS), Preload(around, where))
+        given.learn(modules)
+        return given
 
 
 def _top(module: str) -> str:
     return module.partition(".")[0]
 
 
+# ---------------------------------------------------------------------------------------------- who uses the server
+
 _current: ForkServer | None = None
 _users: weakref.WeakSet[Any] = weakref.WeakSet()
 _guard = threading.RLock()
-_starting = threading.Lock()
-"""Held while a start changes what belongs to the whole process: the environment, and what `__main__` says of itself."""
 
 
 def _server() -> ForkServer:
@@ -576,13 +583,23 @@ def use_server(user: Any) -> None:
         _users.add(user)
 
 
-def start_server(user: Any, context: Any) -> None:
-    """If `user` will need the fork server, have it begin now; it ends with a user that has never needed it."""
-    if method_of(context) == "forkserver" and not worker.reading:
-        with contextlib.suppress(OSError, AttributeError):  # whoever needs it will say what is missing
-            _server()
-            weakref.finalize(user, _end_unused)
-            use_server(user)
+def start_server(user: Any, context: Any, environment: Mapping[str, str], parts: Mapping[str, Any]) -> Preload | None:
+    """If `user` will need the fork server, have it start now, and import what `parts`, the user's objects, need.
+
+    It ends with a user that has never needed it.
+    """
+    if method_of(context) != "forkserver" or worker.reading:
+        return None
+    with contextlib.suppress(OSError, AttributeError):  # whoever needs it will say what is missing
+        with standard_streams():
+            around = import_environment(environment)
+            names = [name for name in modules_of(parts) if is_importable(name, tuple(around["path"]))]
+            found = preload(around, names)
+            found.begin()
+        weakref.finalize(user, _end_unused)
+        use_server(user)
+        return found
+    return None
 
 
 def _end_unused() -> None:
@@ -611,7 +628,7 @@ class _Keeper:
 
 @contextlib.contextmanager
 def kept_server() -> Iterator[None]:
-    """Keep the fork server while many loaders come and go, so that it is not started for each of them anew."""
+    """Keep the fork server while many loaders come and go, so that it is not started again for each of them."""
     keeper = _Keeper()
     use_server(keeper)
     try:
@@ -622,11 +639,8 @@ def kept_server() -> Iterator[None]:
 
 def _forget() -> None:
     """A forked child has no server, no users and nobody who holds a lock."""
-    global _current, _users, _guard, _warming, _starting
-    _guard, _warming, _starting, _users = threading.RLock(), threading.RLock(), threading.Lock(), weakref.WeakSet()
-    for handlers, _ in [held for thread, held in _held.items() if thread != threading.get_ident()]:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+    global _current, _users, _guard, _warming
+    _guard, _warming, _users = threading.RLock(), threading.RLock(), weakref.WeakSet()
     for server in list(_servers):
         server.forget()
     _servers.clear()

@@ -12,16 +12,13 @@ thread and leaves the rest to it.
 from __future__ import annotations
 
 import contextlib
-import decimal
 import fcntl
-import locale
 import math
 import mmap
 import os
 import pickle
 import select
 import signal
-import sys
 import threading
 import time
 from collections import deque
@@ -29,23 +26,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from agnoload.backend import registry
 from agnoload.errors import CALLED, AgnoloadError, LoaderClosed, WorkerDied, WorkerTimeout, add_note, warn
 from agnoload.inspect import plain_values
 from agnoload.messages import Reply, Request, Start, describe_request, plain_indices
 from agnoload.monitoring.logs import Logged, Warned, heard, settings
 from agnoload.pools.launcher import (
-    THREADS,
     UNKNOWN,
     ForkServer,
     Preload,
     Process,
-    directory,
+    import_environment,
     interrupts_held,
     preload,
-    search_path,
     standard_streams,
     start_process,
 )
@@ -120,10 +113,11 @@ class ProcessPool:
         fence: Fence | None = None,
         environment: Mapping[str, str] | None = None,
         listen: Callable[[Sequence[Logged | Warned]], None] | None = None,
+        preload: Preload | None = None,
     ) -> None:
         self._inherited: WorkerFetch | None = fetch  # by workers that are started later
         self._workers = workers
-        self._context = method_of(context) if context is None or isinstance(context, str) else context
+        self._context = method_of(context)
         self._owned = owned
         self._restarts = restarts
         self._listen = listen
@@ -141,7 +135,7 @@ class ProcessPool:
         self._processes: dict[int, Process] = {}
         self._latest: dict[int, Process] = {}
         self._around: dict[str, Any] = {}
-        self.preload: Preload | None = None
+        self.preload = preload
         self._server: ForkServer | None = None
         self._by_sentinel: dict[int, int] = {}
         self._poll = select.poll()
@@ -167,7 +161,7 @@ class ProcessPool:
             raise
 
     def _open(self, fetch: WorkerFetch, window: int, reuse: bool, attach: Attach | None, fence: Fence | None) -> None:
-        method, workers = method_of(self._context), self._workers
+        method, workers = self._context, self._workers
         if method == "fork":
             _warn_about_threads()
             _warn_about_devices()
@@ -176,8 +170,8 @@ class ProcessPool:
                 self._around = surroundings(self._environment, fetch.parts())
                 self._payload, self._classes, self._around["modules"] = pack(fetch, self._around, fetch.parts(), method)
         if method == "forkserver":
-            self.preload = preload(self._around)
-            self._server = self.preload.server(self._around)
+            self.preload = preload(self._around, self._around["modules"], self.preload)
+            self._server = self.preload.server()
         if reuse:
             with contextlib.suppress(*(() if method != "fork" else (Exception,))):  # a fork may hold what cannot pickle
                 self._digest = self._digest_of(fetch)
@@ -378,7 +372,7 @@ class ProcessPool:
         requests = self._pipes[worker if self._owned else 0][0]
         start = Start(worker, self._workers, self._pid, self._payload, self.arena.fd, requests, self._replies_w)
         if self.preload is not None and not (self._server and self._server.running()):  # somebody has ended it
-            self._server = self.preload.server(self._around)
+            self._server = self.preload.server()
         with interrupts_held():
             process = start_process(self._context, start, self._extra, self._inherited, self._server)
             self._processes[worker] = process
@@ -730,17 +724,9 @@ def _tickets_in(pipe: int, nbytes: int) -> int:
 
 def surroundings(environment: Mapping[str, str], parts: Mapping[str, Any]) -> dict[str, Any]:
     """What a worker needs to look like this process; `parts` are the user's objects that it will run."""
-    context = decimal.getcontext().copy()
-    context.clear_flags()
     return {
-        "path": search_path(),
-        "argv": list(sys.argv),
-        "environ": {**os.environ, **THREADS, **environment},
-        "directory": directory(),
+        **import_environment(environment),
         "journal": settings(),
-        "errstate": np.geterr(),
-        "decimal": context,
-        "locale": locale.setlocale(locale.LC_ALL),
         "frameworks": pickle.dumps(registry.framework_settings()),
         "values": plain_values(parts),
         "signals": answered(),

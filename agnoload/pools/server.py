@@ -14,29 +14,29 @@ import atexit
 import contextlib
 import gc
 import importlib
+import itertools
 import os
 import pickle
+import pkgutil
 import select
 import signal
 import socket
 import struct
 import sys
+from collections.abc import Iterator
 from typing import NoReturn
 
 from agnoload.messages import Start
-from agnoload.pools.launcher import HELD, LEFT_OUT, READY, REPORT, SERVER, TEMPLATE
-from agnoload.pools.worker import NoPools, die_with, main, settle
+from agnoload.pools.launcher import HELD, READY, REPORT, SERVER, TEMPLATE
+from agnoload.pools.worker import NoPools, die_with, end_with, main, settle
 
 _FDS = 253  # the most that a message can bring
 
 
 def serve(fd: int, parent: int) -> None:
     """The base: it ends when the parent does."""
-    with open(os.devnull, "rb") as nothing:
-        os.dup2(nothing.fileno(), 0)
-    signal.pthread_sigmask(
-        signal.SIG_SETMASK, HELD
-    )  # and not what the thread had blocked that has started this process
+    _read_nothing()
+    signal.pthread_sigmask(signal.SIG_SETMASK, HELD)  # and not what the thread had blocked that started this process
     watched = []
     # A process that the parent has forked holds the socket, too: its end alone would not tell of the parent's.
     with contextlib.suppress(AttributeError):
@@ -138,15 +138,18 @@ def _become_template(message: bytes, fds: list[int], server: int) -> NoReturn:
         for each in (status, out, err):
             os.close(each)
         with open(file, "rb") as given:
-            around, modules = pickle.load(given)
+            around, modules, backends = pickle.load(given)
         settle(around)
-        for name in modules:
-            before = _shared()
-            with NoPools(), contextlib.suppress(BaseException):
-                importlib.import_module(name)
-            if any(now > then for now, then in zip(_shared(), before, strict=True)):
-                os.write(link, LEFT_OUT + name.encode())
-                os._exit(0)
+        gc.disable()  # a large package makes so many objects that the collector takes a tenth of its import
+        for name in itertools.chain(modules, _modules_of(backends)):  # the second once the first are there
+            if name not in sys.modules:
+                os.write(link, name.encode())
+                before = _shared()
+                with NoPools(), contextlib.suppress(BaseException):
+                    importlib.import_module(name)
+                if any(now > then for now, then in zip(_shared(), before, strict=True)):
+                    os._exit(0)
+        gc.enable()
         sys.stdout.flush()
         sys.stderr.flush()
         os.write(link, READY)
@@ -155,15 +158,23 @@ def _become_template(message: bytes, fds: list[int], server: int) -> NoReturn:
         os._exit(1)
 
 
+def _modules_of(backends: list[tuple[str, str]]) -> Iterator[str]:
+    """The packages of the backends whose framework is there by now, whole: each worker would import them."""
+    for framework, package in backends:
+        if framework in sys.modules:
+            yield package
+            for inner in pkgutil.iter_modules(getattr(sys.modules.get(package), "__path__", ())):
+                yield f"{package}.{inner.name}"
+
+
 def _shared() -> tuple[int, int]:
     """What a forked process would lack, and what it would share: the threads, and the open files."""
     return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
 
 
-def _run(message: bytes, fds: list[int], server: int) -> NoReturn:
-    """In the forked process: take the parent's output, work, and end without the server's clean-up."""
-    code = 1
-    try:
+def _run(message: bytes, fds: list[int], server: int) -> None:
+    """In the forked process: take the parent's output, and work."""
+    with _ending():
         die_with(server)
         status, out, err, *rest = fds
         os.close(status)
@@ -172,6 +183,22 @@ def _run(message: bytes, fds: list[int], server: int) -> NoReturn:
         os.close(out)
         os.close(err)
         main(Start(*struct.unpack("<3q", message), *rest[:4]), rest[4:])
+
+
+def work(start: tuple[int, ...], extra: list[int], lasts: bool) -> None:
+    """The whole life of a worker that is a new Python process."""
+    with _ending():
+        (die_with if lasts else end_with)(start[2])
+        _read_nothing()
+        main(Start(*start), extra)
+
+
+@contextlib.contextmanager
+def _ending() -> Iterator[None]:
+    """After the block this process ends, without what the server would do at its end."""
+    code = 1
+    try:
+        yield
         code = 0
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else 1
@@ -182,3 +209,8 @@ def _run(message: bytes, fds: list[int], server: int) -> NoReturn:
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(code)
+
+
+def _read_nothing() -> None:
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)

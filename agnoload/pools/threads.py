@@ -21,7 +21,7 @@ from agnoload.pools import processes
 from agnoload.pools.processes import check_process
 from agnoload.pools.worker import WorkerFetch, end_copy
 from agnoload.protocols import Pool
-from agnoload.transport.recycled import Recycled
+from agnoload.transport.buffer_pool import BatchBuffers, BufferPool
 
 
 class ThreadPool:
@@ -37,7 +37,7 @@ class ThreadPool:
             queue.SimpleQueue() for _ in range(workers if owned else 1)
         ]
         self._owned = owned
-        self._memory = Recycled(window + workers + 1)
+        self._memory = BufferPool(window + workers + 1)
         self._closed = threading.Event()
         self._warned = False
         self._pid = os.getpid()
@@ -132,7 +132,7 @@ class ThreadPool:
         while (request := requests.get()) is not None and not self._closed.is_set():
             self._busy[worker] = request.number
             try:
-                reply = fetch(request, self._memory.batch())
+                reply = fetch(request, BatchBuffers(self._memory))
             except BaseException as error:
                 reply = Reply(request.number, worker, error=error)
             end_copy(self._pid, reply.error)

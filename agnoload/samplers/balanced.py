@@ -15,10 +15,10 @@ import numpy.typing as npt
 from agnoload.errors import OptionError
 from agnoload.protocols import IndexArray
 from agnoload.samplers.apportion import Rotation, class_counts, class_shares, floors
-from agnoload.samplers.base import Fixed, SeededSampler
-from agnoload.samplers.classes import ClassIndex
-from agnoload.samplers.order import BatchOrder, indivisible
-from agnoload.samplers.rounds import ShuffledCycles
+from agnoload.samplers.base import SeededSampler
+from agnoload.samplers.classes import ARRAY_BELOW, ClassIndex, ShuffledCycles
+from agnoload.samplers.order import BatchOrder, Order, in_sequence, indivisible
+from agnoload.samplers.shuffle import shuffled
 from agnoload.seeding import Purpose, Rewinder
 from agnoload.validate import integer, number, number_of, positive, word
 
@@ -55,12 +55,7 @@ class BalancedBatchSampler(SeededSampler[list[int]]):
     """
 
     yields_batches = True
-    labels = Fixed[Any]()
-    batch_size = Fixed[int]()
-    alpha = Fixed[float]()
-    kind = Fixed[str]()
-    min_per_class = Fixed[int]()
-    num_batches = Fixed[int]()
+    _fixed = ("labels", "batch_size", "alpha", "kind", "min_per_class", "num_batches")
 
     def __init__(
         self,
@@ -123,11 +118,7 @@ class ClassUniformBatchSampler(SeededSampler[list[int]]):
     """
 
     yields_batches = True
-    labels = Fixed[Any]()
-    classes_per_batch = Fixed[int]()
-    samples_per_class = Fixed[int]()
-    batch_size = Fixed[int]()
-    num_batches = Fixed[int]()
+    _fixed = ("labels", "classes_per_batch", "samples_per_class", "batch_size", "num_batches")
     _first_in_order = False
 
     def __init__(
@@ -256,7 +247,14 @@ def _class_batches(sampler: ClassUniformBatchSampler, first_in_order: bool, seed
     """P classes, K samples of each: the number of a class's visit is that of the cycle through the classes."""
     classes, visits, each = len(sampler.classes), sampler.classes_per_batch, sampler.samples_per_class
     rewinder = Rewinder()
-    visited = ShuffledCycles(classes, visits, seed, epoch, Purpose.CLASSES, 0, rewinder, first_in_order=first_in_order)
+
+    def shuffle(number: int) -> Order:
+        if first_in_order and not number:
+            return in_sequence(classes)
+        return shuffled(classes, seed, epoch, Purpose.CLASSES, number, array_below=below, rewinder=rewinder)
+
+    below = ARRAY_BELOW if classes >= 3 * visits else classes + 1
+    visited = ShuffledCycles(classes, visits, shuffle)
     samples = _Samples(sampler.classes, np.full(classes, each), seed, epoch, rewinder)
 
     def batch(number: int) -> IndexArray:
@@ -289,8 +287,15 @@ class _Samples:
         cycles = self._cycles.get(k)
         if cycles is None:
             n, per = int(self._classes.counts[k]), int(self._per_visit[k])
-            cycles = ShuffledCycles(n, per, *self._key, Purpose.WITHIN_CLASS, k, self._rewinder)
-            self._cycles[k] = cycles
+            below = ARRAY_BELOW if n >= 3 * per else n + 1
+
+            def shuffle(number: int) -> Order:
+                seed, epoch = self._key
+                return shuffled(
+                    n, seed, epoch, Purpose.WITHIN_CLASS, number, k, array_below=below, rewinder=self._rewinder
+                )
+
+            cycles = self._cycles[k] = ShuffledCycles(n, per, shuffle)
         return self._classes.pick(k, cycles.indices(start, stop))
 
 

@@ -18,7 +18,6 @@ from agnoload.samplers.order import BatchOrder, Order
 from agnoload.seeding import check_seed, draw_from, draw_seed
 from agnoload.validate import counted
 
-T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
@@ -46,26 +45,6 @@ class Sampler(Generic[T_co]):
         return counted(self)
 
 
-class Fixed(Generic[T]):
-    """An attribute that only the constructor sets: setting it later is an error, since it would have no effect."""
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
-
-    def __get__(self, sampler: Any, owner: type | None = None) -> T:
-        if sampler is None:
-            return self  # type: ignore[return-value]
-        try:
-            return vars(sampler)[self._name]  # type: ignore[no-any-return]
-        except KeyError:
-            raise AttributeError(f"{type(sampler).__name__} has no {self._name} yet") from None
-
-    def __set__(self, sampler: Any, value: T) -> None:
-        if vars(sampler).get(self._name, value) is not value:  # a subclass may set what it also passes on
-            raise AttributeError(f"{self._name} of a {type(sampler).__name__} cannot be changed: make a new sampler")
-        vars(sampler)[self._name] = value
-
-
 class SeededSampler(Sampler[T_co]):
     """A sampler whose order is a function of `(seed, epoch)`: subclasses define `__len__` and `order` or `batches`.
 
@@ -79,17 +58,23 @@ class SeededSampler(Sampler[T_co]):
     """How many samples the dataset must have, if the sampler was given one label, weight or length for each."""
     is_split: bool = False
     """Whether it yields only one rank's share; then it uses seed 0 where none was given, so that ranks agree."""
+    _fixed: tuple[str, ...] = ()
+    """Attributes that only the constructor sets: setting one later is an error, since it would have no effect."""
 
     def __init__(self, *, seed: Any = None, generator: Any = None) -> None:
         if seed is not None and generator is not None:
             raise OptionError("seed and generator must not both be given: a generator only gives the seed")
         self._seed: int | None = None if seed is None else check_seed(seed)
-        self._drawn: int | None = None
         self._lent: int | None = None
         self._epoch = 0
         self._asked: int | None = None
         if generator is not None:
             self._seed = draw_from(generator)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self._fixed and vars(self).get(name, value) is not value:  # a subclass may set what it passes on
+            raise AttributeError(f"{name} of a {type(self).__name__} cannot be changed: make a new sampler")
+        super().__setattr__(name, value)
 
     def __len__(self) -> int:
         raise NotImplementedError(f"{type(self).__name__} must define __len__")
@@ -142,16 +127,14 @@ class SeededSampler(Sampler[T_co]):
         return items
 
     def lend_seed(self, seed: int) -> None:
-        """A loader that has to iterate the sampler sets the seed that `__iter__` uses."""
+        """Set the seed that `__iter__` uses: by a loader that iterates a user-defined sampler around this one."""
         self._lent = seed
 
     def standalone_seed(self) -> int:
         """The seed that `__iter__` uses: the one that a loader has lent, else its own, else one drawn once."""
-        if self._lent is not None:
-            return self._lent
-        if self._drawn is None:
-            self._drawn = draw_seed()
-        return effective_seed(self, None, self._drawn)
+        if self._lent is None:
+            self._lent = effective_seed(self, None, draw_seed())
+        return self._lent
 
     def _walk(self, epoch: int) -> Iterator[Any]:
         seed = self.standalone_seed()

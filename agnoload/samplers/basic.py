@@ -10,7 +10,7 @@ import numpy as np
 
 from agnoload.errors import OptionError
 from agnoload.protocols import IndexArray
-from agnoload.samplers.base import Fixed, SeededSampler, digest, vector
+from agnoload.samplers.base import SeededSampler, digest, vector
 from agnoload.samplers.order import Order, in_chunks, in_sequence
 from agnoload.samplers.shuffle import shuffled
 from agnoload.seeding import Purpose, Rewinder
@@ -56,7 +56,7 @@ class RandomSampler(SeededSampler[int]):
     True
     """
 
-    replacement = Fixed[bool]()
+    _fixed = ("replacement",)
 
     def __init__(
         self,

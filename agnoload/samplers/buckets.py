@@ -9,10 +9,9 @@ import numpy as np
 
 from agnoload.errors import OptionError
 from agnoload.protocols import IndexArray
-from agnoload.samplers.base import Fixed, SeededSampler
-from agnoload.samplers.classes import ClassIndex
+from agnoload.samplers.base import SeededSampler
+from agnoload.samplers.classes import ARRAY_BELOW, ClassIndex
 from agnoload.samplers.order import BatchOrder, Order, indivisible
-from agnoload.samplers.rounds import ARRAY_BELOW
 from agnoload.samplers.shuffle import shuffled
 from agnoload.seeding import Purpose, Rewinder
 from agnoload.validate import flag, number_of, positive, word
@@ -44,12 +43,7 @@ class BucketBatchSampler(SeededSampler[list[int]]):
     """
 
     yields_batches = True
-    lengths = Fixed[Any]()
-    batch_size = Fixed[int | None]()
-    max_tokens = Fixed[int | None]()
-    shuffle = Fixed[bool]()
-    drop_last = Fixed[bool]()
-    largest_first = Fixed[bool]()
+    _fixed = ("lengths", "batch_size", "max_tokens", "shuffle", "drop_last", "largest_first")
 
     def __init__(
         self,

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agnoload.errors import AgnoloadWarning, OptionError
-from agnoload.samplers.base import AroundSampler, Fixed, has_random_access, is_sampler
+from agnoload.samplers.base import AroundSampler, has_random_access, is_sampler
 from agnoload.samplers.basic import RandomSampler, SequentialSampler
 from agnoload.samplers.order import BatchOrder, Order, Tail, every, every_batch, share
 from agnoload.system import check_rank, rank_and_world
@@ -36,8 +36,7 @@ class DistributedSampler(AroundSampler[Any]):
     """
 
     is_split = True
-    dataset = Fixed[Any]()
-    shuffle = Fixed[bool]()
+    _fixed = ("dataset", "shuffle")
 
     def __init__(
         self,

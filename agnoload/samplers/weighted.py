@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from agnoload.errors import OptionError
 from agnoload.protocols import IndexArray
-from agnoload.samplers.base import Fixed, SeededSampler, digest, vector
+from agnoload.samplers.base import SeededSampler, digest, vector
 from agnoload.samplers.basic import DRAWS, draws
 from agnoload.samplers.order import Order, from_array
 from agnoload.seeding import Purpose, generator
@@ -37,8 +37,7 @@ class WeightedRandomSampler(SeededSampler[int]):
     (0, True)
     """
 
-    num_samples = Fixed[int]()
-    replacement = Fixed[bool]()
+    _fixed = ("num_samples", "replacement")
 
     def __init__(
         self,

@@ -20,7 +20,7 @@ from agnoload.pools.launcher import SERVER
 PATIENCE = 20.0
 """Seconds that a process or thread may take to end once nobody holds it; a leak is what stays for longer."""
 
-_SERVERS = ("agnoload.pools.server", "forkserver import main", "resource_tracker import main")
+_SERVERS = ("agnoload.pools.server import serve", "forkserver import main", "resource_tracker import main")
 """Started once a program and meant to stay: our fork server, and the two helpers of `multiprocessing`."""
 _TEMPLATE = SERVER.decode()
 """What our server forks for a loader, with the modules of its dataset loaded; it lives as long as the loader."""

@@ -1,7 +1,7 @@
 """Arrays in mapped files travel as their place in the file, so that a worker maps what this process has mapped.
 
 These are memory-mapped files, and whatever processes share: `multiprocessing.RawArray`, `SharedMemory`, `mmap`, a
-framework's tensors in shared memory. `/proc/self/maps` tells the file by the address, whoever made the mapping. A
+framework's tensors in shared memory. `/proc/self/maps` shows the file by the address, whoever made the mapping. A
 worker opens it through a descriptor of the parent's, which also leads to a file that has no name or was replaced.
 """
 
@@ -22,12 +22,12 @@ from agnoload.transport.memory import descriptor_folder
 _COPIED = 1 << 20
 """A private mapping is copied, as a fork copies it; only a large one that nobody has changed yet is mapped instead."""
 _PAGES = 1 << 20
-"""So many pages are looked up at a time."""
-_WAYS = 4
-"""Descriptors by which a worker may try to open a file: the first may have been closed in between."""
+"""Pages whose state is read at a time."""
+_PATHS = 4
+"""Paths by which a worker may try to open a file: a descriptor may have been closed in between."""
 _PICKLING = ("__reduce__", "__reduce_ex__", "__setstate__")
-_NOT_THESE = ("[", "/memfd:agnoload")
-"""Neither stacks and the heap, nor what this library shares by its own means."""
+_SKIPPED = ("[", "/memfd:agnoload")
+"""Stacks and the heap, and what this library shares by its own means."""
 
 
 class _Area(NamedTuple):
@@ -41,14 +41,17 @@ class _Area(NamedTuple):
     path: str
 
 
-class _Piece:
-    """A mapped piece of a file; pickled once, however many arrays lie in it."""
+class _Piece(NamedTuple):
+    """A mapped piece of a file. It is pickled once, however many arrays lie in it, and unpickled as an `mmap`."""
 
-    def __init__(self, *arguments: Any) -> None:
-        self._arguments = arguments
+    paths: list[str] | str
+    inode: int
+    offset: int
+    nbytes: int
+    access: int
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _map, self._arguments
+        return _map, tuple(self)
 
 
 class MappedFiles:
@@ -60,7 +63,7 @@ class MappedFiles:
         self._opened: dict[str, list[str]] = {}
         self._pieces: dict[tuple[int, int], _Piece | None] = {}
         self.lost = 0
-        """Arrays in the user's own shared memory that nobody else can open."""
+        """Arrays in the user's own shared memory that no other process can open."""
 
     def reduce(self, array: npt.NDArray[Any]) -> Any:
         """An array in the reduced form that pickle takes; NotImplemented if it pickles well by itself."""
@@ -76,52 +79,50 @@ class MappedFiles:
         attributes = {name: value for name, value in getattr(array, "__dict__", {}).items() if name != "_mmap"}
         if owner is not None and (found := self._find(array, isinstance(owner, mmap.mmap))) is not None:
             piece, start = found
-            place = array.__array_interface__["data"][0] - start
-            shown = (array.shape, array.dtype, piece, place, array.strides)
-            return _mapped_array, (kind, shown, array.flags.writeable, attributes)
+            offset = array.__array_interface__["data"][0] - start
+            layout = (array.shape, array.dtype, piece, offset, array.strides)
+            return _mapped_array, (kind, layout, array.flags.writeable, attributes)
+        if kind is np.ndarray:
+            return NotImplemented
         # NumPy would write the bytes of a subclass into the pickle, and each worker would read a copy of its own.
-        return NotImplemented if kind is np.ndarray else (_subclassed, (kind, array.view(np.ndarray), attributes))
+        return _subclassed, (kind, array.view(np.ndarray), attributes)
 
     def _find(self, array: npt.NDArray[Any], own: bool) -> tuple[_Piece, int] | None:
         """The piece that an array lies in, and where that begins in memory."""
         low, high = np.lib.array_utils.byte_bounds(array)
-        area = self._area(low, high)
-        if area is None:
+        if self._areas is None:
+            self._areas, self._opened = _areas(), _opened()
+        place = bisect.bisect_right(self._areas, low, key=lambda area: area.start) - 1
+        if place < 0 or high > (area := self._areas[place]).stop:
             return None
         shared = area.modes[3] == "s"
-        if not shared and (high - low < _COPIED or _changed(low, high)):
+        if not shared and (high - low < _COPIED or _is_changed(low, high)):
             return None
-        if not shared or area.modes[1] != "w":
-            access = mmap.ACCESS_COPY if array.flags.writeable else mmap.ACCESS_READ
-        else:
+        if shared and area.modes[1] == "w":
             access = mmap.ACCESS_WRITE
-        if (area.start, access) not in self._pieces:
-            self._pieces[area.start, access] = self._piece(area, access)
-        piece = self._pieces[area.start, access]
+        else:
+            access = mmap.ACCESS_COPY if array.flags.writeable else mmap.ACCESS_READ
+        key = area.start, access
+        if key not in self._pieces:
+            self._pieces[key] = self._piece(area, access)
+        piece = self._pieces[key]
         if piece is None:
             self.lost += own and access == mmap.ACCESS_WRITE
             return None
         return piece, area.start
 
-    def _area(self, low: int, high: int) -> _Area | None:
-        if self._areas is None:
-            self._areas = _areas()
-            self._opened = _opened()
-        place = bisect.bisect_right(self._areas, low, key=lambda area: area.start) - 1
-        return self._areas[place] if place >= 0 and high <= self._areas[place].stop else None
-
     def _piece(self, area: _Area, access: int) -> _Piece | None:
         deleted = area.path.endswith(" (deleted)")
-        fitting: list[str] = []
+        paths: list[str] = []
         nbytes = inode = 0
         for path in (*self._opened.get(area.path, ()), area.path):
             with suppress(OSError):
                 found = os.stat(path)
-                # A path that is not deleted is that of this file; of the inode some file systems tell `maps` another.
-                if len(fitting) < _WAYS and (found.st_ino == area.inode or not deleted):
-                    fitting.append(path)
+                # A path that is not deleted leads to that file; some file systems show another inode in `maps`.
+                if len(paths) < _PATHS and (found.st_ino == area.inode or not deleted):
+                    paths.append(path)
                     nbytes, inode = min(area.stop - area.start, found.st_size - area.offset), found.st_ino
-        return _Piece(fitting if self._names else area.path, inode, area.offset, nbytes, access) if fitting else None
+        return _Piece(paths if self._names else area.path, inode, area.offset, nbytes, access) if paths else None
 
 
 def _areas() -> list[_Area]:
@@ -129,12 +130,12 @@ def _areas() -> list[_Area]:
     areas: list[_Area] = []
     with suppress(OSError), open("/proc/self/maps", errors="surrogateescape") as lines:
         for line in lines:
-            place, modes, offset, _, inode, *path = line.rstrip("\n").split(maxsplit=5)
-            if not path or modes[0] != "r" or modes[2] == "x" or path[0].startswith(_NOT_THESE):
+            ends, modes, offset, _, inode, *path = line.rstrip("\n").split(maxsplit=5)
+            if not path or modes[0] != "r" or modes[2] == "x" or path[0].startswith(_SKIPPED):
                 continue
             if path[0].startswith("/dev/") and not path[0].startswith(("/dev/shm/", "/dev/zero")):
                 continue
-            start, stop = (int(end, 16) for end in place.split("-"))
+            start, stop = (int(end, 16) for end in ends.split("-"))
             area = _Area(start, stop, modes, int(offset, 16), int(inode), path[0])
             if areas and areas[-1] == (areas[-1].start, start, modes, area.offset - start + areas[-1].start, *area[4:]):
                 area = area._replace(start=areas[-1].start, offset=areas.pop().offset)  # `madvise` has divided it
@@ -153,20 +154,18 @@ def _opened() -> dict[str, list[str]]:
     return found
 
 
-def _changed(low: int, high: int) -> bool:
-    """Whether this process has pages of its own in a private mapping."""
+def _is_changed(low: int, high: int) -> bool:
+    """Whether this process has pages of its own in a private mapping; True if the system does not say."""
     first, last = low // mmap.PAGESIZE, -(-high // mmap.PAGESIZE)
-    try:
-        with open("/proc/self/pagemap", "rb", 0) as pages:
-            for start in range(first, last, _PAGES):
-                count = min(_PAGES, last - start)
-                words = np.frombuffer(os.pread(pages.fileno(), 8 * count, 8 * start), np.uint64)
-                states = words >> np.uint64(61)  # 4: in memory, 2: swapped out, 1: the file's own page
-                if len(words) < count or np.any((states > 1) & (states % 2 == 0)):
-                    return True
-    except OSError:
-        return True
-    return False
+    with suppress(OSError), open("/proc/self/pagemap", "rb", 0) as pages:
+        for start in range(first, last, _PAGES):
+            count = min(_PAGES, last - start)
+            words = np.frombuffer(os.pread(pages.fileno(), 8 * count, 8 * start), np.uint64)
+            states = words >> np.uint64(61)  # 4: in memory, 2: swapped out, 1: the file's own page
+            if len(words) < count or np.any((states > 1) & (states % 2 == 0)):
+                return True
+        return False
+    return True
 
 
 def _map(paths: list[str], inode: int, offset: int, nbytes: int, access: int) -> mmap.mmap:
@@ -182,20 +181,17 @@ def _map(paths: list[str], inode: int, offset: int, nbytes: int, access: int) ->
 
 
 def _mapped_array(
-    kind: type[npt.NDArray[Any]], shown: tuple[Any, ...], writeable: bool, attributes: dict[str, Any]
+    kind: type[npt.NDArray[Any]], layout: tuple[Any, ...], writeable: bool, attributes: dict[str, Any]
 ) -> npt.NDArray[Any]:
-    array = np.ndarray.__new__(kind, *shown)
+    array = np.ndarray.__new__(kind, *layout)
     array.flags.writeable = writeable
     if issubclass(kind, np.memmap):
         attributes["_mmap"] = array.base
-    return _given(array, attributes)
+    return _subclassed(kind, array, attributes)
 
 
 def _subclassed(kind: type[npt.NDArray[Any]], array: npt.NDArray[Any], attributes: dict[str, Any]) -> npt.NDArray[Any]:
-    return _given(array.view(kind), attributes)
-
-
-def _given(array: npt.NDArray[Any], attributes: dict[str, Any]) -> npt.NDArray[Any]:
+    array = array if type(array) is kind else array.view(kind)
     if attributes:
         vars(array).update(attributes)
     return array

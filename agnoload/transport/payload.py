@@ -97,14 +97,14 @@ class _Pickler(pickling.Pickler):
             return
         self._met.add(name)
         registered = name in cloudpickle.list_registry_pickle_by_value()
-        if getattr(module, "__file__", None) and not registered and not _is_importable(name, tuple(sys.path)):
+        if getattr(module, "__file__", None) and not registered and not is_importable(name, tuple(sys.path)):
             with suppress(ValueError):  # it has another name in `sys.modules` than its own
                 cloudpickle.register_pickle_by_value(module)
                 self._strays.append(module)
 
 
 @functools.lru_cache(maxsize=4096)
-def _is_importable(name: str, path: tuple[str, ...]) -> bool:
+def is_importable(name: str, path: tuple[str, ...]) -> bool:
     """Whether a fresh process with this `sys.path` finds the package, or the module, that a module is in."""
     for finder in sys.meta_path:  # import hooks of editable installs are there, too; those of pytest are not
         if "pytest" not in type(finder).__module__:
@@ -139,7 +139,7 @@ def pack(
             path, _ = find_culprit(parts, _reaches)
             warn(
                 f"{path or 'the dataset'} lies in shared memory that has no file, so each worker gets a private copy "
-                "and what is written there later reaches nobody else: use multiprocessing.RawArray or SharedMemory, "
+                "and no process sees what another one writes there: use multiprocessing.RawArray or SharedMemory, "
                 "np.memmap, or multiprocessing_context='fork'"
             )
     raws = [buffer.raw() for buffer in buffers]
@@ -289,21 +289,23 @@ def _explain(error: Exception, path: str, culprit: Any, method: str) -> DatasetN
     way_out = "use worker_type='thread' or num_workers=0"
     if hasattr(type(culprit), "close"):  # a file, a connection
         way_out = (
-            "open it on first use into a threading.local(), which suits worker threads too (they must not share it), "
+            "open it on first use and keep it in a threading.local(), which also works in worker threads, "
             "or use num_workers=0"
         )
     remedy = (
-        f"With the start method {method!r} everything that a worker uses must pickle: make this object in "
+        f"With the start method {method!r}, everything that a worker uses must be picklable: create this object in "
         f"worker_init_fn or on first use in __getitem__, leave it out in __getstate__, or {way_out}"
     )
     if spawning.owner_of(culprit):
         remedy = (
-            "It can be inherited by a fork alone: make it with multiprocessing.get_context('spawn'), whose locks have "
-            "names and reach workers of every start method, or use multiprocessing_context='fork', "
-            "worker_type='thread', or for data a multiprocessing.RawArray or np.memmap"
+            "Only a forked process can inherit it: make it with multiprocessing.get_context('spawn'), whose locks have "
+            "names that every worker can open, or use multiprocessing_context='fork', worker_type='thread', or for "
+            "data a multiprocessing.RawArray or np.memmap"
         )
     if isinstance(culprit, types.GeneratorType):
-        remedy = "It could be read only once, too: write an agnoload.IterableDataset whose __iter__ begins anew"
+        remedy = (
+            "A generator can be read only once anyway: write an agnoload.IterableDataset whose __iter__ starts again"
+        )
     return DatasetNotPicklable(f"{path}{kind} cannot be sent to a worker process: {one_line(error)}. {remedy}")
 
 
@@ -317,8 +319,8 @@ def _note_rebuilding(error: Exception) -> None:
             kind = type(frame.f_locals.get(code.co_varnames[0]))
             add_note(
                 error,
-                f"pickle asks for __setstate__ before {kind.__module__}.{kind.__qualname__} has any attribute, which "
-                "its __getattr__ does not expect: let it raise AttributeError(name) for names that begin with '__'",
+                f"pickle looks up __setstate__ before {kind.__module__}.{kind.__qualname__} has any attribute, and "
+                "its __getattr__ cannot handle that: let it raise AttributeError(name) for names that begin with '__'",
             )
             return
 

@@ -89,8 +89,8 @@ def _skeleton(meta: Any, name: str, bases: Any, attributes: dict[str, Any], toke
         add_note(
             error,
             f"while the class {name} was rebuilt in this process: it is not in a module that can be imported here, so "
-            "the metaclass or __init_subclass__ that it inherits was called again, with an empty class and without "
-            f"keywords. Define {name} in a module",
+            "its inherited metaclass or __init_subclass__ was called again, with an empty class and without keywords. "
+            f"Define {name} in a module",
         )
         raise
     return made

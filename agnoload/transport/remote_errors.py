@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pickle
 import traceback
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from agnoload.errors import CALLED, add_note, attributes_of, text_of
@@ -11,14 +13,12 @@ from agnoload.transport import pickling
 
 
 class Described(NamedTuple):
-    """An exception in a form that always pickles; each of the first two is the fallback of the one before it."""
+    """An exception in a form that always pickles; each field is the fallback of the one before it."""
 
     whole: bytes | None
     """The pickled exception, if that comes back as it went."""
     parts: bytes | None
-    """The pickled (class, arguments, attributes, notes): for constructors that pickle cannot call."""
-    members: tuple[Described, ...] | None
-    """Of an exception group: its exceptions, each by itself."""
+    """A pickle that makes it of its class, arguments and attributes: for groups and for odd constructors."""
     name: str
     text: str
     trace: str
@@ -31,13 +31,21 @@ class RemoteTraceback(Exception):
         return f'\n"""\n{self.args[0]}"""'
 
 
+class _Call:
+    """Becomes, when it is unpickled, what a function makes of some arguments."""
+
+    def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
+        self._reduced = function, arguments
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self._reduced
+
+
 def describe(error: BaseException, where: str = "") -> Described:
     """An exception as data; `where` is added as a note."""
     if where:
         add_note(error, where)
-    members = tuple(map(describe, error.exceptions)) if isinstance(error, BaseExceptionGroup) else None
-    whole = _whole(error) if members is None else None
-    return Described(whole, _parts(error), members, type(error).__qualname__, text_of(error), _trace(error))
+    return Described(_whole(error), _parts(error), type(error).__qualname__, text_of(error), _trace(error))
 
 
 def restore(described: Described, *notes: str) -> BaseException:
@@ -51,18 +59,16 @@ def restore(described: Described, *notes: str) -> BaseException:
 
 def rebuild(described: Described) -> BaseException:
     """The exception alone; a `RuntimeError` with its name and text where it cannot be made again."""
-    for make in (_from_whole, _from_parts):
-        try:
-            error = make(described)
-        except CALLED:
-            continue
-        if isinstance(error, BaseException):
-            return error
+    for data in (described.whole, described.parts):
+        with suppress(*CALLED):
+            error = pickle.loads(data) if data is not None else None
+            if isinstance(error, BaseException):
+                return error
     return RuntimeError(f"{described.name}: {described.text}")
 
 
 def portable(value: Any) -> Any:
-    """A value that cannot travel is shown as its text."""
+    """The value, or its text if it cannot travel."""
     if type(value) in (str, int, float, bool, type(None)):
         return value
     try:
@@ -70,6 +76,14 @@ def portable(value: Any) -> Any:
     except CALLED:
         return _repr(value)
     return value
+
+
+def dumps(value: Any) -> bytes:
+    """As a pickle, by value where need be."""
+    try:
+        return pickle.dumps(value, 5)
+    except CALLED:
+        return pickling.dumps(value)
 
 
 def _repr(value: Any) -> str:
@@ -82,19 +96,13 @@ def _repr(value: Any) -> str:
 def _trace(error: BaseException) -> str:
     try:
         return "".join(traceback.format_exception(error))
-    except CALLED:  # a text that cannot be made, somewhere in the chain
+    except CALLED:  # an exception in the chain has no text
         return "".join(traceback.format_tb(error.__traceback__)) + f"{type(error).__qualname__}: {text_of(error)}\n"
 
 
-def dumps(value: Any) -> bytes:
-    """As a pickle, by value where need be."""
-    try:
-        return pickle.dumps(value, 5)
-    except CALLED:
-        return pickling.dumps(value)
-
-
 def _whole(error: BaseException) -> bytes | None:
+    if isinstance(error, BaseExceptionGroup):  # equal texts would not show that its members came back
+        return None
     try:
         data = dumps(error)
         back = pickle.loads(data)
@@ -106,33 +114,26 @@ def _whole(error: BaseException) -> bytes | None:
 
 
 def _parts(error: BaseException) -> bytes | None:
-    args = error.args
-    if isinstance(error, BaseExceptionGroup):
-        args = (error.message,)
-    elif isinstance(error, OSError):  # its file names are not among its arguments
-        args = (*args, *error.__reduce__()[1][len(args) :]) if len(args) == 2 else args
     try:
+        if isinstance(error, BaseExceptionGroup):  # each member in its own best way
+            args: tuple[Any, ...] = (error.message, [_Call(rebuild, describe(member)) for member in error.exceptions])
+        else:
+            args = error.args
+            if isinstance(error, OSError) and len(args) == 2:  # its file names are not among its arguments
+                args = (*args, *error.__reduce__()[1][2:])
+            args = tuple(map(portable, args))
         attributes = {name: portable(value) for name, value in attributes_of(error).items()}
-        data = dumps((type(error), tuple(portable(value) for value in args), attributes))
+        data = dumps(_Call(_made_of_parts, type(error), args, attributes))
         pickle.loads(data)
     except CALLED:
         return None
     return data
 
 
-def _from_whole(described: Described) -> Any:
-    return pickle.loads(described.whole) if described.whole is not None else None
-
-
-def _from_parts(described: Described) -> Any:
-    if described.parts is None:
-        return None
-    kind, args, attributes = pickle.loads(described.parts)
-    if described.members is not None:
-        args = (*args, [rebuild(member) for member in described.members])
+def _made_of_parts(kind: type[BaseException], args: tuple[Any, ...], attributes: dict[str, Any]) -> BaseException:
     # Around the constructors of its own, which may want anything; the built-in base keeps more than arguments and
     # attributes: errno, the code of SystemExit, the members of a group.
-    builtin = next(base for base in kind.__mro__ if base.__module__ == "builtins")
+    builtin: Any = next(base for base in kind.__mro__ if base.__module__ == "builtins")
     made: BaseException = builtin.__new__(kind, *args)
     builtin.__init__(made, *args)
     attributes_of(made).update(attributes)

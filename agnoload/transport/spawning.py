@@ -1,9 +1,8 @@
 """What `multiprocessing` and `multiprocess` need on both sides to hand their own objects to a process that starts.
 
-Their locks, queues, shared values and proxies pickle only while one of their own processes is started, so packing
-presents itself as such a start. A worker then reports to the parent's resource tracker, as their processes do: with
-one of its own it would remove the segments of shared memory that it has attached to, and it has the parent's key, by
-which proxies log in.
+Their locks, queues, shared values and proxies pickle only while one of their own processes is started, so packing looks
+like such a start. As in their processes, a worker uses the parent's resource tracker (with one of its own it would
+remove the segments of shared memory that it attaches to) and the parent's key, by which proxies log in.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ def owner_of(value: Any) -> str | None:
 def reduce(value: Any) -> Any:
     """An object of either library in the reduced form that pickle takes, where only its own pickler knows that."""
     if owner_of(value) and getattr(getattr(value, "_semlock", ""), "name", "") is None:
-        raise TypeError("this semaphore has no name by which a process that is no fork could find it")
+        raise TypeError("this semaphore has no name, so only a forked process can use it")
     for library in LIBRARIES:
         if (reduction := sys.modules.get(f"{library}.reduction")) is not None:
             reducer = reduction.ForkingPickler._extra_reducers.get(type(value))
@@ -76,6 +75,12 @@ class Parent:
             if fd is not None or key is not None:
                 given[library] = (f"{descriptor_folder()}/{fd}" if fd is not None else None, key)
         return _join, (given,)
+
+
+def modules() -> list[str]:
+    """What a worker imports to take that, beside the standard library."""
+    tracker = getattr(sys.modules.get("multiprocess.resource_tracker"), "_resource_tracker", None)
+    return ["multiprocess.resource_tracker"] if getattr(tracker, "_fd", None) is not None else []
 
 
 def _join(given: dict[str, tuple[str | None, bytes | None]]) -> None:

@@ -24,8 +24,8 @@ _READ_ONLY = pickle.PickleBuffer(b"\0")
 """They stand for the slot's memory in an array's reduced form, and the memory takes their place in decoding."""
 
 SMALL, SHARE = 1 << 16, 64
-"""An array of fewer bytes gets memory of its own if it is less than such a part of a batch that has more. A batch of
-many equal fields stays where it is: they would all be copied."""
+"""An array below `SMALL` bytes that is less than 1 / `SHARE` of a larger batch gets memory of its own: whoever keeps it
+alone, such as the labels, must not keep the whole batch. Many equal fields stay where they are; all would be copied."""
 
 
 class EncodedSpan(NamedTuple):
@@ -63,7 +63,7 @@ class _Arrays:
         used = self._slot.used
         place = self._slot.place(value)
         copied_in = self._slot.used != used  # larger ones may follow
-        make = _array if value.nbytes < SMALL and (copied_in or used >= SMALL) else np.ndarray
+        make = _small_array if value.nbytes < SMALL and (copied_in or used >= SMALL) else np.ndarray
         return make, (value.shape, kind, memory, *place)
 
 
@@ -77,7 +77,7 @@ class _ByValue(_Arrays, pickling.Pickler):
         return pickling.Pickler.reducer_override(self, value) if reduced is NotImplemented else reduced
 
 
-def _array(shape: Any, kind: Any, memory: Any, offset: int, strides: Any) -> npt.NDArray[Any]:
+def _small_array(shape: Any, kind: Any, memory: Any, offset: int, strides: Any) -> npt.NDArray[Any]:
     """A small array, with memory of its own if by itself it would keep that of a large batch."""
     array = np.ndarray(shape, kind, memory, offset, strides)
     # Memory that is pinned, or read-only, comes as a memoryview: such arrays stay where they are, and what they are.

@@ -437,7 +437,7 @@ def test_out_of_order_a_slow_worker_holds_up_no_other():
 
 def test_a_state_in_which_more_failed_than_were_tried_is_refused():
     loader = DataLoader(range(4), on_error="skip", max_failed=2)
-    with pytest.raises(StateError, match="at most as many as were tried, got 9 of 4"):
+    with pytest.raises(StateError, match="at most the number of samples tried, got 9 of 4"):
         loader.load_state_dict({**loader.state_dict(), "failed": [9, 4]})
 
 

@@ -60,7 +60,7 @@ def workers() -> list[psutil.Process]:
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
             line = " ".join(process.cmdline())
-            serves = "server import" in line or "resource_tracker import" in line
+            serves = "server import serve" in line or "resource_tracker import" in line
             template = process.name() == launcher.SERVER.decode()  # it lives as long as its loader
             if not template and (process.ppid() != os.getpid() or not serves):
                 found.append(process)
@@ -581,14 +581,14 @@ def test_a_fork_that_the_system_refuses_is_an_error() -> None:
     reader, writer = os.pipe()
     os.write(writer, launcher.REPORT.pack(-11, 0))
     os.close(writer)
-    refused = launcher._ServedProcess(reader)
+    refused = launcher._Served(reader)
     assert refused.exitcode() is not None
     assert isinstance(refused.failed, BlockingIOError)
     assert "no worker could be started" in str(refused.failed)
     refused.close()
     reader, writer = os.pipe()
     os.close(writer)
-    orphan = launcher._ServedProcess(reader)
+    orphan = launcher._Served(reader)
     assert orphan.pid == 0
     assert "fork server ended" in str(orphan.failed)
     orphan.close()

@@ -14,7 +14,7 @@ import pytest
 import agnoload
 from agnoload import AgnoloadError, Batch, DataLoader, OptionError, SampleStopped, StateError, sample_rng
 from agnoload.errors import TooManyFailed
-from agnoload.fetching.error_policy import Ceiling, Retry
+from agnoload.fetching.error_policy import FailureBudget, Retry
 from agnoload.messages import Failure, Reply
 
 WORKERS = (0, 1, 2)
@@ -335,13 +335,13 @@ class Flaky(Holes):
         super().__init__(6, ())
         self.folder = folder
 
-    def __getitem__(self, index: int) -> tuple[int, float, float, float]:
-        drawn = sample_rng().random(), random.random(), np.random.random()
+    def __getitem__(self, index: int) -> tuple[int, float]:
+        drawn = sample_rng().random()
         tries = sum(name.startswith(f"{index}-") for name in os.listdir(self.folder))
         if tries < index % 3:
             open(os.path.join(self.folder, f"{index}-{tries}"), "x").close()
             raise TimeoutError("not yet")
-        return index, *drawn
+        return index, drawn
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -542,7 +542,7 @@ def test_counts_in_a_state_that_are_none_are_refused(counts) -> None:
 
 
 def test_a_ceiling_lists_some_of_the_failed_and_carries_all() -> None:
-    error = Ceiling(0).count(3, Reply(0, failed=[Failure(n, "ValueError: x") for n in range(20)]))
+    error = FailureBudget(0).count(3, Reply(0, failed=[Failure(n, "ValueError: x") for n in range(20)]))
     assert error is not None
     assert "indices 0, 1, 2, 3, 4, 5, 6, 7, ...;" in str(error)
     assert len(error.failed) == 20

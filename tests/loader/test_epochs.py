@@ -90,7 +90,9 @@ def test_c32_threads_load_no_more_ahead_either(tmp_path: Path) -> None:
         iterator = iter(loader)
         next(iterator)
         pool: Any = iterator._pool._pool
-        wait_until(lambda: pool._replies.qsize() + len(iterator._window) - iterator._window.waiting == 4)  # type: ignore[attr-defined]
+        wait_until(
+            lambda: pool._replies.qsize() + len(iterator._supply._window) - iterator._supply._window.waiting == 4
+        )  # type: ignore[attr-defined]
         assert calls.stat().st_size == 5
 
 

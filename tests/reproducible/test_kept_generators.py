@@ -20,7 +20,7 @@ from agnoload.fetching.fetch import Fetcher
 from agnoload.global_rng import LOOKS, PythonGenerator, find_generators, settable
 from agnoload.inspect import LIMIT, LONG, within_reach
 from agnoload.memory import Twister
-from agnoload.planning.user_sampler import ForeignPlan
+from agnoload.planning.user_sampler import UserSamplerPlan
 from agnoload.seeding import Purpose, Rewinder
 
 
@@ -509,7 +509,7 @@ class Sampler:
 def interrupted(step, run):
     """Run with an interrupt at a step of what puts generators into a state and back; whether it came to that step."""
     files = {global_rng.__file__, memory.__file__}
-    around = {Fetcher.__call__.__code__, ForeignPlan._pull.__code__}
+    around = {Fetcher.__call__.__code__, UserSamplerPlan._pull.__code__}
 
     def trace(frame, event, argument):
         nonlocal step

@@ -9,7 +9,6 @@ import pytest
 
 import agnoload
 from agnoload import DataLoader
-from agnoload.fetching.error_policy import Retry
 
 
 class Draws(agnoload.Dataset):
@@ -130,29 +129,6 @@ def test_they_are_as_before_when_a_sample_stops_the_program():
     before = look()
     with pytest.raises(KeyboardInterrupt):
         list(DataLoader(Stops(), 4))
-    assert look() == before
-
-
-def test_they_are_as_before_when_samples_are_tried_again():
-    class Flaky(Draws):
-        def __init__(self):
-            super().__init__()
-            self.tried = set()
-
-        def __getitem__(self, index):
-            found = super().__getitem__(index)
-            if index not in self.tried:
-                self.tried.add(index)
-                raise OSError
-            return found
-
-    before = look()
-    steady = [[field.tolist() for field in batch] for batch in DataLoader(Draws(), 4, seed=3)]
-    again = [
-        [field.tolist() for field in batch]
-        for batch in DataLoader(Flaky(), 4, seed=3, retry=Retry(OSError, times=2, wait=0))
-    ]
-    assert again == steady  # a further try draws the same numbers
     assert look() == before
 
 

@@ -203,7 +203,7 @@ REFUSED = {
     "a list": (lambda state: [state], r"the dict that state_dict\(\) gave, got list"),
     "text": (json.dumps, r"the dict that state_dict\(\) gave, got str"),
     "nothing": (lambda state: None, r"got NoneType"),
-    "no version": (lambda state: changed(state, ["version"], GONE), r"without a version"),
+    "no version": (lambda state: changed(state, ["version"], GONE), r"that state_dict\(\) gave, got dict"),
     "another version": (lambda state: state | {"version": 2}, r"version 1, got version 2"),
     "a bool for a version": (lambda state: state | {"version": True}, r"version 1, got version True"),
     "an unknown field": (lambda state: state | {"more": 1}, r"have the fields .*position.* only, got more"),
@@ -232,9 +232,12 @@ REFUSED = {
     "begun, or not": (lambda state: state | {"begun": 1}, r"begun .* bool, got 1"),
     "within an epoch that has not begun": (
         lambda state: state | {"begun": False},
-        r"must stand at position 0",
+        r"must have position 0",
     ),
-    "a stream": (lambda state: state | {"stream": {}}, r"saved with a stream, but this loader has none; got stream="),
+    "a stream": (
+        lambda state: state | {"stream": {}},
+        r"saved with a stream, but this loader has none; got stream=\{\}",
+    ),
     "a sampler": (
         lambda state: state | {"sampler": {"sum": 1}},
         r"saved with a user-defined sampler, but this loader has none; got sampler=",
@@ -311,7 +314,7 @@ def test_the_place_of_a_stream_is_looked_through_when_it_is_loaded(field):
 def test_a_number_of_shards_of_another_kind_is_refused():
     loader = DataLoader(Shards(), 3)
     next(iter(loader))
-    with pytest.raises(StateError, match=r"number of shards: 5\.0 was saved, here is 5"):
+    with pytest.raises(StateError, match=r"number of shards: saved with 5\.0, got 5"):
         loader.load_state_dict(changed(loader.state_dict(), ["stream", "shards"], 5.0))
 
 

@@ -19,9 +19,9 @@ from agnoload.samplers import (
     imbalance_weights,
 )
 from agnoload.samplers.apportion import class_counts, class_shares
-from agnoload.samplers.classes import ClassIndex
-from agnoload.samplers.rounds import ShuffledCycles
-from agnoload.seeding import Purpose, Rewinder
+from agnoload.samplers.classes import ClassIndex, ShuffledCycles
+from agnoload.samplers.shuffle import shuffled
+from agnoload.seeding import Purpose
 
 
 def of_sizes(*sizes):
@@ -32,7 +32,7 @@ def compositions(sampler, labels):
     return [np.bincount(labels[batch], minlength=labels.max() + 1).tolist() for batch in sampler]
 
 
-def assert_taken_in_rounds(stream, n):
+def assert_taken_in_cycles(stream, n):
     """Nothing twice before everything came once, nothing twice in a row."""
     for start in range(0, len(stream), n):
         assert len(set(stream[start : start + n])) == min(n, len(stream) - start)
@@ -194,7 +194,7 @@ def test_c25_eight_of_ten_classes_by_four():
             assert len(set(mine)) == (2 if k == 9 else 4)
             seen[k] += mine
     for k in range(10):
-        assert_taken_in_rounds(seen[k], 2 if k == 9 else 100)
+        assert_taken_in_cycles(seen[k], 2 if k == 9 else 100)
     assert len(sampler) == 200
 
 
@@ -216,7 +216,7 @@ def test_p_by_k_over_classes_of_all_sizes(seed):
             seen[k] += mine
     assert visits.max() - visits.min() <= 1
     for k, n in enumerate((10, 2, 7, 4)):
-        assert_taken_in_rounds(seen[k], n)
+        assert_taken_in_cycles(seen[k], n)
 
 
 def test_an_epoch_of_p_by_k_holds_as_many_as_there_are_items():
@@ -268,39 +268,40 @@ def test_a_batch_that_its_classes_do_not_divide_is_refused():
         CyclicClassBatchSampler(of_sizes(*[3] * 6), 7, 14)
 
 
-# --- rounds
+# --- cycles
+
+
+def cycles(n, per, seed, array_below=1 << 20):
+    shuffle = lambda number: shuffled(n, seed, 0, Purpose.CLASSES, number, array_below=array_below)  # noqa: E731
+    return ShuffledCycles(n, per, shuffle)
 
 
 @pytest.mark.slow
 @settings(max_examples=150)
 @given(st.integers(1, 40), st.integers(1, 20), st.integers(0, 2**32), st.data())
-def test_rounds_are_permutations_that_meet_without_repeats_and_any_place_is_there_at_once(n, per, seed, data):
-    def fresh():
-        return ShuffledCycles(n, per, seed, 0, Purpose.WITHIN_CLASS, 0, Rewinder())
-
-    whole = fresh().indices(0, 4 * n * per)
-    assert_taken_in_rounds(whole[: 40 * n].tolist(), n)
+def test_cycles_are_permutations_that_meet_without_repeats_and_any_place_is_there_at_once(n, per, seed, data):
+    whole = cycles(n, per, seed).indices(0, 4 * n * per)
+    assert_taken_in_cycles(whole[: 40 * n].tolist(), n)
     for group in whole.reshape(-1, per):
         counts = np.bincount(group, minlength=n)
         assert counts.max() - counts.min() <= 1
-    rounds = fresh()
+    fresh = cycles(n, per, seed)
     for _ in range(5):
         start = data.draw(st.integers(0, len(whole) - 1))
         stop = min(len(whole), start + data.draw(st.integers(1, 2 * n)))
-        assert (rounds.indices(start, stop) == whole[start:stop]).all()
+        assert (fresh.indices(start, stop) == whole[start:stop]).all()
 
 
 @pytest.mark.parametrize("per", [1, 7, 64])
-def test_long_rounds_hold_no_array_and_keep_the_same_promises(per, monkeypatch):
-    monkeypatch.setattr("agnoload.samplers.rounds.ARRAY_BELOW", 1)
+def test_long_cycles_hold_no_array_and_keep_the_same_promises(per, monkeypatch):
+    monkeypatch.setattr("agnoload.samplers.classes.ARRAY_BELOW", 1)
     n = 20_011
-    rounds = ShuffledCycles(n, per, 5, 0, Purpose.WITHIN_CLASS, 0, Rewinder())
-    whole = rounds.indices(0, 4 * n)
-    assert not rounds.as_array
-    assert_taken_in_rounds(whole.tolist(), n)
+    long = cycles(n, per, 5, array_below=1)
+    whole = long.indices(0, 4 * n)
+    assert_taken_in_cycles(whole.tolist(), n)
     groups = whole[: len(whole) // per * per].reshape(-1, per)
     assert (np.diff(np.sort(groups, 1), axis=1) > 0).all()
-    pieces = [rounds.indices(start, min(start + per, len(whole))) for start in range(0, len(whole), per)]
+    pieces = [long.indices(start, min(start + per, len(whole))) for start in range(0, len(whole), per)]
     assert (np.concatenate(pieces) == whole).all()
 
 

@@ -368,11 +368,11 @@ def test_workers_that_are_kept_are_said_to_start_late_and_not_to_have_batches_of
     )
 
 
-def account_of(imports: float, renewed: bool) -> agnoload.Stats:
-    """Two epochs of ten batches that a worker loads in 0.1 s each, after `imports` seconds; the loop does nothing."""
+def account_of(imports: float, renewed: bool, epochs: int = 2) -> agnoload.Stats:
+    """Epochs of ten batches that a worker loads in 0.1 s each, after `imports` seconds; the loop does nothing."""
     recorder = Recorder()
     now = 100.0
-    for epoch in range(2):
+    for epoch in range(epochs):
         late = imports if renewed or not epoch else 0.0
         recorder.opened(late / 4, renewed)  # the rest is for the worker itself
         ends: dict[int, float] = {}
@@ -395,6 +395,13 @@ def test_imports_while_a_worker_starts_are_waited_for_and_are_no_work(renewed: b
     assert "of it until the workers had started: " in stats.verdict
     assert ("persistent_workers=True" in stats.verdict) == renewed
     assert "of it until" not in account_of(0.0, renewed).verdict
+
+
+def test_of_a_long_first_start_the_verdict_names_the_import_and_what_avoids_it() -> None:
+    advice = account_of(8.0, renewed=True, epochs=1).verdict.partition("until the workers had started: ")[2]
+    assert advice.startswith("the first start imports the dataset's modules for all of them. Make the loader earlier")
+    assert "multiprocessing_context='fork' or worker_type='thread'" in advice
+    assert "persistent_workers" not in advice
 
 
 def test_the_account_prints_as_a_person_reads_it() -> None:

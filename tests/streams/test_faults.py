@@ -157,12 +157,12 @@ def test_c43_a_callable_decides_for_each_sample_of_a_stream(kit, everyone):
 
 
 def test_functions_of_a_stream_are_tried_again_with_the_same_numbers(kit, load):
-    expected = load(kit.Count(10).map(kit.with_draws), 4, seed=1)
+    expected = load(kit.Count(10).map(kit.drawn_for), 4, seed=1)
     for workers in (0, 2):
         options = {"seed": 1, "num_workers": workers, "retry": Retry(OSError, wait=0)}
         assert load(kit.Count(10).map(kit.FailsAtFirst()), 4, **options) == expected
         assert sorted(map(str, load(kit.Shards(9, 3).map(kit.FailsAtFirst()), 4, **options))) == sorted(
-            map(str, load(kit.Shards(9, 3).map(kit.with_draws), 4, seed=1))
+            map(str, load(kit.Shards(9, 3).map(kit.drawn_for), 4, seed=1))
         )
     with pytest.raises(OSError, match="0"):
         load(kit.Count(10).map(kit.FailsAtFirst()), 4, retry=Retry(ValueError, wait=0))

@@ -283,7 +283,7 @@ def test_what_was_merged_at_the_end_resumes_with_the_same_batch_size_only(kit, d
     stream = kit.Sized([3, 3, 3])
     delivered, state = after(stream, 2, 4)
     assert delivered + deliver(stream, 2, state=state) == deliver(stream, 2)
-    with pytest.raises(StateError, match=r"batches of 2.*batches of 3|batch_size=2.*3"):
+    with pytest.raises(StateError, match=r"batch_size=2, .*; got 3 and 1"):
         deliver(stream, 3, state=state)
 
 
@@ -311,13 +311,13 @@ def test_a_state_of_one_rank_is_rejected_on_another(kit, deliver):
     for stream in (kit.Sized([3, 4, 1, 6]), kit.Count(20)):
         split = [stream.split_by_rank(rank, 2).filter(lambda value: True) for rank in (0, 1)]
         _, state = after(split[0], 2, 1)
-        with pytest.raises(StateError, match=r"\[0, 2\].*\[1, 2\]"):
+        with pytest.raises(StateError, match=r"saved with \(0, 2\), got \(1, 2\)"):
             deliver(split[1], 2, state=state)
 
 
 @pytest.mark.parametrize(
     ("sizes", "words"),
-    [(None, "3 lanes"), ([3, 4], "3 lanes, .* 2 lanes"), ([3] * 17, "number of shards.* 16 .* 17")],
+    [(None, "3 lanes"), ([3, 4], "3 lanes, .* 2 lanes"), ([3] * 17, "number of shards: saved with 16, got 17")],
 )
 def test_a_state_of_another_stream_is_rejected_with_both_sides(kit, deliver, sizes, words):
     _, state = after(kit.Sized([4] * (16 if sizes and len(sizes) == 17 else 3)).map(int), 2, 1)

@@ -9,7 +9,7 @@ import threading
 import numpy as np
 import pytest
 
-from agnoload.transport.recycled import SMALL, Recycled
+from agnoload.transport.buffer_pool import SMALL, BatchBuffers, BufferPool
 
 LARGE = (4, SMALL)
 
@@ -19,7 +19,7 @@ def address(array):
 
 
 def test_it_gives_what_was_asked_for():
-    empty = Recycled(2).batch()
+    empty = BatchBuffers(BufferPool(2))
     for shape, dtype in (((3, 50_001), np.int16), ((2, 40_000), "<c16"), ((70_000,), ">f8"), ((4, 30_000), "S7")):
         array = empty(shape, dtype)
         assert (array.shape, array.dtype) == (shape, np.dtype(dtype))
@@ -33,35 +33,35 @@ def test_it_gives_what_was_asked_for():
 
 
 def test_a_block_comes_back_when_its_last_view_has_died():
-    memory = Recycled(2)
-    array = memory.batch()(LARGE, np.uint8)
+    memory = BufferPool(2)
+    array = BatchBuffers(memory)(LARGE, np.uint8)
     first, views = address(array), [array[1:], memoryview(array), array.reshape(-1).view(np.int16), np.asarray(array)]
     del array
     while views:
-        other = memory.batch()(LARGE, np.uint8)
+        other = BatchBuffers(memory)(LARGE, np.uint8)
         assert address(other) != first
         del other
         views.pop()
-    other, more = memory.batch()(LARGE, np.uint8), memory.batch()(LARGE, np.uint8)
+    other, more = BatchBuffers(memory)(LARGE, np.uint8), BatchBuffers(memory)(LARGE, np.uint8)
     assert first in (address(other), address(more))
 
 
 def test_it_keeps_as_many_blocks_as_so_many_batches_take_and_no_more():
-    memory = Recycled(2)
-    empty = memory.batch()
+    memory = BufferPool(2)
+    empty = BatchBuffers(memory)
     for _ in range(5):
         del empty
-        empty = memory.batch()
+        empty = BatchBuffers(memory)
         batch = [empty(LARGE, np.uint8) for _ in range(3)]
         del batch
-    lent = [memory.batch()(LARGE, np.uint8) for _ in range(20)]
+    lent = [BatchBuffers(memory)(LARGE, np.uint8) for _ in range(20)]
     lent.clear()
     assert memory.kept == 2 * 3 * 4 * SMALL
 
 
 def test_it_can_be_dropped_while_arrays_live():
-    memory = Recycled(2)
-    array = memory.batch()(LARGE, np.uint8)
+    memory = BufferPool(2)
+    array = BatchBuffers(memory)(LARGE, np.uint8)
     array[...] = 7
     del memory
     gc.collect()
@@ -70,10 +70,10 @@ def test_it_can_be_dropped_while_arrays_live():
 
 @pytest.mark.parametrize("threads", [4])
 def test_threads_that_take_and_threads_that_drop_never_share_a_block(threads):
-    memory, handed, wrong = Recycled(3), queue.SimpleQueue(), []
+    memory, handed, wrong = BufferPool(3), queue.SimpleQueue(), []
 
     def take(number):
-        empty = memory.batch()
+        empty = BatchBuffers(memory)
         for turn in range(150):
             array = empty((SMALL + turn,), np.uint8)
             array[...] = number

@@ -1,0 +1,156 @@
+"""Samples of a stream: a reader for each epoch, and what the error policy does about samples that cannot be made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from agnoload.errors import OptionError, add_note, attributes_of, one_line
+from agnoload.fetching.error_policy import ErrorPolicy
+from agnoload.fetching.samples import Loaded
+from agnoload.fetching.stream_reader import COLLATING, StreamReader
+from agnoload.global_rng import RequestGenerators
+from agnoload.messages import EMPTY, LEFTOVER_LANE, Failure, Request, StreamReport, StreamStart
+from agnoload.seeding import SampleContext
+from agnoload.streams import first_states
+from agnoload.streams.layout import is_shared
+from agnoload.worker_info import WorkerInfo
+
+
+@dataclass(frozen=True)
+class StreamSetup:
+    """How a stream is read."""
+
+    workers: int
+    """0 where the user's thread reads it."""
+    rank: int
+    drop_last: bool
+    init_splits: bool
+    """Whether `worker_init_fn` is taken to split it over the workers."""
+    epoch: int
+    """The epoch that is resumed within, -1 if none is."""
+    start: StreamStart | None
+    """Where that one begins; None for a probe."""
+
+
+class StreamSource:
+    """Loads the samples of a stream."""
+
+    def __init__(
+        self, stream: Any, setup: StreamSetup, policy: ErrorPolicy, context: SampleContext,
+        generators: RequestGenerators,
+    ) -> None:  # fmt: skip
+        self._stream = stream
+        self._setup = setup
+        self._policy = policy
+        self._context = context
+        self._generators = generators
+        self._reader: StreamReader | None = None
+        self._read = (-1, -1)
+        """Epoch and batch that the reader was asked for last."""
+        self._failed: list[Failure] = []
+        self._worker = 0
+        self._doubtful: WorkerInfo | None = None
+        """Set where `worker_init_fn` has left the stream as it was."""
+        self.report: StreamReport | None = None
+        """Of the request that is being answered; None until the stream has been read for it."""
+        self.culprit: Failure | None = None
+
+    def begin(self, info: WorkerInfo, init: Callable[[int], object] | None) -> None:
+        """Called in a worker before its first request."""
+        self._worker = info.id
+        if self._setup.start is not None:
+            first_states(self._stream, self._setup.start.first)
+        if init is not None:
+            before = _attributes(self._stream)
+            init(info.id)
+            same = before == _attributes(self._stream)
+            if self._setup.workers > 1 and same and not is_shared(self._stream):
+                self._doubtful = info
+
+    def close(self) -> None:
+        """Let go of what is open; a request that comes later opens it again."""
+        reader, self._reader = self._reader, None  # the two refer to each other
+        if reader is not None:
+            reader.close()
+
+    def load(self, request: Request) -> Loaded:
+        """The samples of a request."""
+        self.report = report = None
+        failed: list[Failure] = []
+        self._failed = failed
+        if request.lane == LEFTOVER_LANE:
+            samples, first, stride, rank = list(request.indices), request.first, request.stride, request.rank
+        else:
+            chunk = self._reader_for(request).read(request.lane_batch, request.lane, request.size)
+            samples, first, stride, rank, self.report, error = chunk
+            if self._doubtful is not None and self.report.self_sharded:
+                self._doubt(self._doubtful)
+            if error is not None:
+                raise error
+            report = None if self.report == StreamReport(places=request.size) else self.report
+        if not samples:
+            return Loaded(EMPTY, 0, None, failed, report)
+        self._begin_batch(first, stride, rank | COLLATING)
+        return Loaded(samples, len(samples), None, failed, report)
+
+    def _reader_for(self, request: Request) -> StreamReader:
+        """The reader of the request's epoch; it goes forward only, so an earlier batch needs a new one."""
+        if self._reader is None or self._read[0] != request.epoch or self._read[1] >= request.batch:
+            self.close()
+            setup = self._setup
+            self._reader = StreamReader(
+                self._stream,
+                worker=self._worker,
+                workers=setup.workers,
+                begin=self._begin_batch,
+                start=setup.start if setup.epoch == request.epoch else None,
+                self_sharded=setup.workers > 0 and setup.init_splits,
+                drop_last=setup.drop_last,
+                rank=setup.rank,
+                failed=self._sample_failed if self._policy.tolerant else None,
+                tried=self._retrying if self._policy.retry is not None else None,
+            )
+        self._read = (request.epoch, request.batch)
+        return self._reader
+
+    def _begin_batch(self, first: int, stride: int, rank: int) -> None:
+        context = self._context
+        context.at(context.seed, context.epoch, first, stride, rank)
+        self._generators.seed()
+
+    def _retrying(self, make: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def rewind() -> None:
+            self._context.made = None
+
+        return self._policy.retrying(make, rewind)
+
+    def _sample_failed(self, error: Exception, position: int) -> bool:
+        """Whether to leave a sample out; another one cannot be asked for."""
+        action = self._policy.action(error, position)
+        if action == "skip":
+            notes = attributes_of(error).get("__notes__", ())  # which record of which file
+            self._failed.append(Failure(position, "; ".join([one_line(error), *notes])))
+            return True
+        if action == "replace":
+            add_note(error, "on_error='replace' needs a dataset with indices: use 'skip' for a stream")
+        elif action != "raise":
+            raise OptionError(f"on_error must return 'raise' or 'skip', got {action!r}") from error
+        return False
+
+    def _doubt(self, info: WorkerInfo) -> None:
+        """The stream counts as split by `worker_init_fn`: say so if nothing speaks for it."""
+        self._doubtful = None
+        if not info.asked:
+            self._generators.notices.append(
+                f"worker_init_fn is taken to split the stream over the {self._setup.workers} workers, but nobody has "
+                "asked get_worker_info() and the stream is as it was: unless it is split in some other way, every "
+                "sample comes once for each worker. Do elsewhere what worker_init_fn does, or give the stream "
+                "num_shards and shard(i)"
+            )
+
+
+def _attributes(dataset: Any) -> dict[str, int]:
+    """What an object holds, by identity; other threads may be at work on it."""
+    return {name: id(value) for name, value in dict.copy(getattr(dataset, "__dict__", {})).items()}
