@@ -23,7 +23,7 @@ THOROUGH = 128
 PLAIN = frozenset((int, float, bool, complex, NoneType))
 """Types whose values stand for themselves."""
 WIDTH = 256
-"""Characters up to which a text is looked at as a whole; of a longer one, about so many at even distances."""
+"""Characters up to which a text is looked at as a whole; of a longer one, about as many at even distances."""
 PIXELS = 64
 """The same for the elements of an array."""
 BREADTH = 16
@@ -58,7 +58,7 @@ class CheckSum:
 def sketch(value: Any, breadth: int = BREADTH) -> Any:
     """Little that is equal for equal values in any process, and most likely another for others; `marshal` takes it.
 
-    What cannot be looked into in a microsecond or so stands for its type only.
+    Of what cannot be looked into in a microsecond or so, the type only.
     """
     kind = type(value)
     if kind in PLAIN:

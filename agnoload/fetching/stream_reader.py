@@ -18,7 +18,6 @@ from agnoload import seeding
 from agnoload.errors import AgnoloadError, StateError
 from agnoload.fetching.compare import CheckSum
 from agnoload.messages import StreamReport, StreamStart
-from agnoload.streams.base import all_parts_of, first_states, parts_of
 from agnoload.streams.iterators import (
     LAZY,
     Lazy,
@@ -29,7 +28,7 @@ from agnoload.streams.iterators import (
     note_record,
     set_epoch_of,
 )
-from agnoload.streams.layout import layout_of
+from agnoload.streams.layout import all_parts_of, first_states, layout_of, parts_of
 from agnoload.streams.ranks import has_others
 from agnoload.streams.shards import ShardsIterator, num_shards_of, open_stream
 from agnoload.worker_info import peek_worker_info

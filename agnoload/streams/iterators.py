@@ -26,7 +26,7 @@ NODES = 64
 
 
 class Lazy(tuple[Any, ...]):
-    """A sample that is not made yet: `Lazy((function, raw))` stands for `function(force(raw))`.
+    """A sample that is not made yet: `Lazy((function, raw))` will be `function(force(raw))`.
 
     A tuple, since one is made for each sample, also for those that are only read past.
     """
@@ -47,7 +47,7 @@ class Record(Lazy):
 
 
 def force(raw: Any) -> Any:
-    """The sample that a raw one stands for: here the functions given to `map` run."""
+    """The sample that a raw one becomes: here the functions given to `map` run."""
     kind = type(raw)
     if kind is Lazy:
         function, inner = raw

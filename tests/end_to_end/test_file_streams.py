@@ -260,10 +260,10 @@ def tar(path: Path, *names: str) -> Path:
 
 def test_a_tar_that_holds_a_sample_in_two_places_is_refused(tmp_path):
     path = tar(tmp_path / "a.tar", "0.jpg", "1.jpg", "0.txt", "1.txt")
-    with pytest.raises(OptionError, match=r"0.txt stands at byte 1024, away from the others of '0' at byte 0.*--sort"):
+    with pytest.raises(OptionError, match=r"0.txt is at byte 1024, away from the others of '0' at byte 0.*--sort"):
         list(read_tar(path))
     samples = read_tar(path, start=1)
-    with pytest.raises(OptionError, match=r"0\.txt stands at byte 1024"):
+    with pytest.raises(OptionError, match=r"0\.txt is at byte 1024"):
         list(samples)
 
 
