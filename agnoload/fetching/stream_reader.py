@@ -281,10 +281,9 @@ class StreamReader:
     def _made(self, raws: list[Any], first: int, stride: int, rank: int) -> list[Any]:
         """The samples of raw ones, but for those that are left out."""
         kinds = set(map(type, raws))
-        if kinds.isdisjoint(LAZY):
-            return raws  # they are samples already
-        if Lazy in kinds:
-            self._begin(first, stride, rank | FINISHING)
+        if Lazy not in kinds:  # nothing that runs user code
+            return raws if kinds.isdisjoint(LAZY) else list(map(force, raws))
+        self._begin(first, stride, rank | FINISHING)
         context, make = seeding.current(), self._make
         samples = []
         for item, raw in enumerate(raws):

@@ -19,11 +19,11 @@ from agnoload.streams.iterators import (
     OpenOptions,
     StreamIterator,
     force,
-    guarded,
     is_indexed,
     is_stream,
     may_ask,
     note_record,
+    sample_stopped,
 )
 from agnoload.streams.shards import (
     LANES,
@@ -243,12 +243,16 @@ class _FilterIterator(DerivedIterator):
     def _kept(self, raw: Any) -> Any:
         try:
             sample = force(raw)
-            if not guarded(self._function, sample):
+            try:
+                passes = self._function(sample)
+            except (StopIteration, GeneratorExit) as stop:  # as `guarded` does, without a call more for each sample
+                raise sample_stopped(self._function, stop) from stop
+            if not passes:
                 return _DROPPED
-            return raw if sample is raw else Made((sample, raw))
         except Exception as error:
             note_record(error, raw)
             raise
+        return raw if sample is raw else Made((sample, raw))
 
 
 _DROPPED = object()
