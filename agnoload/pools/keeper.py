@@ -8,7 +8,7 @@ from typing import Any
 
 from agnoload.backend import registry
 from agnoload.backend.base import Backend
-from agnoload.datasets import find_large_lists
+from agnoload.inspect import find_large_lists
 from agnoload.monitoring.logs import LogRecord, WarningRecord
 from agnoload.options import Options
 from agnoload.pools.inline import InlinePool
