@@ -148,7 +148,8 @@ def start_server(user: Any, context: Any, environment: Mapping[str, str], parts:
     """
     if method_of(context) != "forkserver" or worker.reading:
         return None
-    with contextlib.suppress(OSError, AttributeError):  # whoever needs it will say what is missing
+    # Whoever needs it will say what is missing; a container may change while another thread fills it: no guess, then.
+    with contextlib.suppress(OSError, AttributeError, RuntimeError):
         with standard_streams():
             around = import_environment(environment)
             path = tuple(around.path)
