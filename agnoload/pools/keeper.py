@@ -12,7 +12,7 @@ from agnoload.inspect import find_large_lists
 from agnoload.monitoring.logs import LogRecord, WarningRecord
 from agnoload.options import Options
 from agnoload.pools.inline import InlinePool
-from agnoload.pools.launcher import Preload, release_server, start_server, use_server
+from agnoload.pools.preload import Preload, release_server, start_server, use_server
 from agnoload.pools.processes import ProcessPool
 from agnoload.pools.threads import ThreadPool, WatchedPool
 from agnoload.pools.worker import WorkerFetch
