@@ -45,8 +45,6 @@ PUBLIC_RECORDS = {"options.Options", "monitoring.stats.Stats"}
 TO_SHRINK = {
     "fetching.stream_reader.StreamReader.__init__": 10,
     "global_rng": 520,
-    "loader": 570,
-    "planning.stream_plan.StreamPlan": 25,
     "pools.launcher": 630,
     "samplers.buckets.BucketBatchSampler.__init__": 10,
     "functions per 1,000 lines": 79,
