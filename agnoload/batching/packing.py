@@ -110,7 +110,7 @@ def _first_fit(lengths: IndexArray, capacity: int) -> tuple[IndexArray, IndexArr
     """Row and start of each sequence, and the number of rows; all sequences of one length are placed at once.
 
     Equal sequences fill the first row with room until it has none, then the next: each row takes as many as fit into
-    its room, until there are no more. Rows that are not open yet stand behind the others, with all their room.
+    its room, until there are no more. Rows that are not open yet come last, with all their room.
     """
     row = np.zeros(len(lengths), np.int64)
     start = np.zeros(len(lengths), np.int64)

@@ -18,10 +18,12 @@ import numpy as np
 from agnoload.backend import registry
 from agnoload.streams.iterators import LAZY
 
+THOROUGH = 128
+"""Samples from the start that readers compare one by one."""
 PLAIN = frozenset((int, float, bool, complex, NoneType))
 """Types whose values stand for themselves."""
 WIDTH = 256
-"""Characters up to which a text is looked at as a whole; of a longer one, about so many at even distances."""
+"""Characters up to which a text is looked at as a whole; of a longer one, about as many at even distances."""
 PIXELS = 64
 """The same for the elements of an array."""
 BREADTH = 16
@@ -30,15 +32,33 @@ PRINTED = frozenset(("datetime", "decimal", "fractions", "pathlib", "uuid"))
 """Modules whose values say all that they are in `str`."""
 
 
-def extended(total: int, sketches: list[Any]) -> int:
-    """A check sum, with what the sketches of further samples add to it."""
-    return zlib.crc32(marshal.dumps(sketches, 2), total)  # version 2: the same bytes for equal values, shared or not
+class CheckSum:
+    """Over the samples of one sequence: of each of the first ones, then of the last of each batch.
+
+    Where a sample is lost or comes twice all later ones differ, and where two change places across batches, that one.
+    """
+
+    def __init__(self, place: int) -> None:
+        self.total = 0
+        """Up to the start of a batch, or to the end; the same for all readers that began at `place`."""
+        self.each_below = place + THOROUGH
+        self._noted: list[Any] = []
+
+    def note(self, raw: Any) -> None:
+        """Take a sample into account."""
+        self._noted.append(sketch(raw))
+
+    def add_noted(self, end: int | bool) -> None:
+        """A batch ends, and with it the sequence where `end` is its length."""
+        # Version 2 of the format gives the same bytes for equal values, whether or not they are one object.
+        self.total = zlib.crc32(marshal.dumps([*self._noted, end], 2), self.total)
+        self._noted.clear()
 
 
 def sketch(value: Any, breadth: int = BREADTH) -> Any:
     """Little that is equal for equal values in any process, and most likely another for others; `marshal` takes it.
 
-    What cannot be looked into in a microsecond or so stands for its type only.
+    Of what cannot be looked into in a microsecond or so, the type only.
     """
     kind = type(value)
     if kind in PLAIN:

@@ -3,22 +3,21 @@
 Who reads a batch changes nothing, because all that a stream may depend on is set by the place in the stream: before the
 first sample of every batch, delivered or only read past, `begin` moves the context of randomness there.
 
-A batch is read in two steps: first the raws of all its samples are taken, then samples are made of them. The first
-step is the same for every worker that reads past; the second one, which only one worker takes, begins with random
-numbers of its own. So whatever functions given to `map` draw, the stream itself goes on as everywhere else.
+A batch is read in two steps: first all its raw samples are pulled out of the stream, then `force` makes samples of
+them. The first step is the same for every worker that reads past; the second one, which only one worker takes, begins
+with random numbers of its own. So whatever functions given to `map` draw, the stream continues as everywhere else.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from agnoload import seeding
 from agnoload.errors import AgnoloadError, StateError
-from agnoload.fetching.compare import extended, sketch
+from agnoload.fetching.compare import CheckSum
 from agnoload.messages import StreamReport, StreamStart
-from agnoload.streams.base import all_parts_of, first_states, parts_of
 from agnoload.streams.iterators import (
     LAZY,
     Lazy,
@@ -29,7 +28,7 @@ from agnoload.streams.iterators import (
     note_record,
     set_epoch_of,
 )
-from agnoload.streams.layout import layout_of
+from agnoload.streams.layout import all_parts_of, first_states, layout_of, parts_of
 from agnoload.streams.ranks import has_others
 from agnoload.streams.shards import ShardsIterator, num_shards_of, open_stream
 from agnoload.worker_info import peek_worker_info
@@ -39,15 +38,9 @@ FINISHING = 1 << 31
 COLLATING = 1 << 30
 """Added to it in the key of what puts the batch together."""
 
-
-THOROUGH = 128
-"""Samples from the start that readers compare one by one."""
-
-
-class Begin(Protocol):
-    """Moves this thread's sample context to the start of a batch, and seeds the process-wide generators for it."""
-
-    def __call__(self, first: int, stride: int, rank: int) -> None: ...
+Begin = Callable[[int, int, int], None]
+"""`begin(first, stride, rank)` moves this thread's sample context to the start of a batch, and seeds the process-wide
+generators for it."""
 
 
 class StreamChunk(NamedTuple):
@@ -70,19 +63,13 @@ class _Track:
     def __init__(self, iterator: StreamIterator, place: int, start: int) -> None:
         self.iterator = iterator
         self.place = place
-        """How many samples the iterator has gone past."""
+        """How many samples were read, or passed over by a state."""
         self.start = start
         """Where the first batch begins."""
         self.begun = -1
-        """The place where the batch begins that the context stands in, or the shard that is begun within it."""
+        """The place that `begin` was called for last: of a batch, or of a shard that begins within it."""
         self.ended = False
-        self.sum = 0
-        """The check sum of all samples up to the start of a batch, or to the end; the same for all who began there."""
-        self.passed: list[Any] = []
-        """What is to be added to it: sketches of samples behind."""
-        self.thorough = place + THOROUGH
-        """The place up to which there is one of each sample. Then there is one of the last of each batch: where a
-        sample is lost or comes twice all later ones differ, and where two change places across batches, that one."""
+        self.sum = CheckSum(place)
 
 
 class StreamReader:
@@ -91,8 +78,8 @@ class StreamReader:
     `begin` is called before the first sample of each batch. `start` is a plan's `reader_start`; without it reading
     begins with the epoch. `self_sharded` says that the stream splits itself, as one does that asks `get_worker_info()`
     before its first sample. `rank` is this process's among those that train together, looked up when None. Samples are
-    made by `tried(finish)`, where that is given; if it fails, `failed(error, position)` says whether to leave the
-    sample out. A reader can be asked for later batches only; for an earlier one make another reader.
+    made by `tried(force)`, where that is given; if it fails, `failed(error, position)` says whether to leave the sample
+    out. A reader only reads forward; for an earlier batch make another one.
     """
 
     def __init__(
@@ -117,7 +104,7 @@ class StreamReader:
         self._layout = layout_of(stream, rank)
         self._drop_last = drop_last
         self._failed = failed
-        self._tried = tried
+        self._make = force if tried is None else tried(force)
         self._tracks: dict[int, _Track] = {}
         if start is not None:
             first_states(stream, start.first)
@@ -139,17 +126,33 @@ class StreamReader:
         if track is None:
             track = self._tracks[lane] = self._open(lane, size)
         if self._info is not None:
-            self._info.on_asked = lambda: self._asked(lane)
+            self._info.on_asked = partial(self._asked, lane)
         try:
-            wanted, raws, sums = self._raws(track, batch, lane, size)
+            place, raws, sums = self._raws(track, batch, lane, size)
         except Exception as error:
             if self._failed is not None:
-                error.add_note("on_error cannot leave this out: the stream itself raised, and cannot be read on")
+                error.add_note("on_error cannot leave this out: the stream itself raised, and cannot be read further")
             raise
         finally:
             if self._info is not None:
                 self._info.on_asked = None
-        return self._chunk(track, lane, wanted, raws, size, sums)
+        merged = self._layout.lanes or self._self_sharded
+        if track.ended and self._drop_last and not merged:
+            raws = []
+        key = self._key(lane, place)
+        samples, leftover, failed = [], None, None
+        try:
+            samples = self._made(raws, *key)
+        except (Exception, GeneratorExit) as error:
+            failed = error
+        else:
+            if track.ended and merged:
+                samples, leftover = [], samples
+        state = None if track.ended else track.iterator.state()
+        more = track.place + 1 - track.start >= (size if self._drop_last else 1)  # rank 0 has one sample more
+        others = track.ended and more and has_others(track.iterator)
+        report = StreamReport(track.ended, leftover, len(raws), state, self._self_sharded, others, sums)
+        return StreamChunk(samples, *key, report, failed)
 
     def close(self) -> None:
         """Let go of all that is open; only a new reader reads on."""
@@ -157,87 +160,87 @@ class StreamReader:
             track.iterator.close()
         self._tracks.clear()
 
-    def _raws(self, track: _Track, batch: int, lane: int, size: int) -> tuple[int, list[Any], tuple[int, int] | None]:
-        """The place of a batch, its raws, and the check sums before and behind it."""
-        raws: list[Any] = []
-        if self._untouched:  # the first sample shows whether the stream splits itself
-            self._take(track, lane, size, track.place + 1, raws)
-            self._untouched = False
-        number = batch // self._workers if self._self_sharded else batch
-        wanted = track.start + number * size
-        stands = track.place - len(raws)
-        if stands > wanted:
-            raise AgnoloadError(f"a stream cannot go back: it stands at sample {stands}, asked for was {wanted}")
-        if stands < wanted:
-            raws = []
-            self._take(track, lane, size, wanted, None)
-        before = track.sum
-        self._take(track, lane, size, wanted + size, raws)
-        if track.ended and track.place <= track.start - size:  # an early last batch counts as a whole one
-            raise StateError(
-                f"the stream must be the one that the state was saved of: {track.start} samples were delivered then, "
-                f"now it ends after {max(0, track.place)}"
-            )
-        return wanted, raws, (before, track.sum) if self._compares else None
-
-    @property
-    def _compares(self) -> bool:
-        return bool(self._layout.compared) and self._workers > 1 and not self._self_sharded
-
     def _open(self, lane: int, size: int) -> _Track:
         part = self._worker if self._self_sharded else lane
         count, at, state = (0, 0, None) if self._start is None else self._start.lanes[part]
-        self._begin(*self._taking(lane, 0))  # the stream may ask for seed and epoch
+        self._begin(*self._stream_key(lane, 0))  # the stream may ask for seed and epoch
         options = OpenOptions(state, size=size, direct=True)
         if self._layout.lanes:
-            if not self._tracks:  # who is asked for shards is not iterated, which is when others are told
+            if not self._tracks:  # only shards are asked for: nothing else calls set_epoch of the stream itself
                 for stream in filter(is_stream, all_parts_of(self._stream)):
                     set_epoch_of(stream)
             shards = range(lane, num_shards_of(self._stream) or 0, self._layout.lanes)
-            iterator = ShardsIterator(self._stream, shards, options, partial(self._open_shard, lane))
+            iterator = ShardsIterator(self._stream, shards, options, partial(self._begin_shard, lane))
             if iterator.behind > at:
-                raise StateError(f"lane {lane} of a state stands behind {at} samples, yet {iterator.behind} of a shard")
+                raise StateError(f"lane {lane} of a state is behind {at} samples, yet {iterator.behind} of a shard")
             return _Track(iterator, at - iterator.behind, count)
         if state is None:  # from the start; but what comes once for all readers cannot be read again
             at = count if self._layout.shared else 0
         return _Track(open_stream(self._stream, options), at, count)
 
-    def _open_shard(self, lane: int) -> None:
+    def _begin_shard(self, lane: int) -> None:
         """A shard begins with random numbers of its own: it may have to be read again, without the one before it."""
-        track = self._tracks[lane]
-        track.begun = track.place
-        self._begin(*self._taking(lane, track.place))
+        track = self._tracks.get(lane)
+        if track is not None:  # None: another thread has closed this reader
+            track.begun = track.place
+            self._begin(*self._stream_key(lane, track.place))
 
-    def _take(self, track: _Track, lane: int, size: int, stop: int, raws: list[Any] | None) -> None:
-        """Take raws up to the place `stop`, batch by batch; drop them if there is no list for them."""
+    def _raws(self, track: _Track, batch: int, lane: int, size: int) -> tuple[int, list[Any], tuple[int, int] | None]:
+        """The place of a batch, its raw samples, and the check sums before and behind it."""
+        raws: list[Any] = []
+        if self._untouched:  # the first sample shows whether the stream splits itself
+            self._pull(track, lane, size, track.place + 1, raws)
+            self._untouched = False
+        number = batch // self._workers if self._self_sharded else batch
+        wanted = track.start + number * size
+        at = track.place - len(raws)
+        if at > wanted:
+            raise AgnoloadError(f"a stream is only read forward: sample {wanted} was asked for, but it is at {at}")
+        if at < wanted:
+            raws = []
+            self._pull(track, lane, size, wanted, None)
+        before = track.sum.total
+        self._pull(track, lane, size, wanted + size, raws)
+        if track.ended and track.place <= track.start - size:  # an early last batch counts as a whole one
+            raise StateError(
+                f"the stream must be the one that the state was saved of: {track.start} samples were delivered then, "
+                f"now it ends after {max(0, track.place)}"
+            )
+        return wanted, raws, (before, track.sum.total) if self._compares else None
+
+    @property
+    def _compares(self) -> bool:
+        return bool(self._layout.compared) and self._workers > 1 and not self._self_sharded
+
+    def _pull(self, track: _Track, lane: int, size: int, stop: int, raws: list[Any] | None) -> None:
+        """Read up to the place `stop`, batch by batch; without a list for the raw samples they are dropped."""
         context, next_raw = seeding.current(), track.iterator.next_raw
-        compares = self._compares
+        sums = track.sum if self._compares else None
         step = 1 if self._layout.lanes else self._layout.stride
         while track.place < stop and not track.ended:
             batch = (track.place - track.start) // size * size + track.start
             start = max(0, batch)
             if track.begun < 0 and self._layout.lanes:
-                self._open_shard(lane)
+                self._begin_shard(lane)
             elif track.begun < start:
-                self._begin(*self._taking(lane, start))
+                self._begin(*self._stream_key(lane, start))
                 track.begun = start
-            one = compares and track.place < track.thorough
+            each = sums is not None and track.place < sums.each_below
             try:
-                for place in range(track.place, track.place + 1 if one else min(stop, batch + size)):
+                for place in range(track.place, track.place + 1 if each else min(stop, batch + size)):
                     if context is not None:
-                        context.item = (place - track.begun) * step
+                        context.item = (place - track.begun) * step  # `begun` moves where a shard begins
                     raw = next_raw()
                     track.place = place + 1
                     if raws is not None:
                         raws.append(raw)
-                if compares and (one or track.place == batch + size):
-                    track.passed.append(sketch(raw))
+                if sums is not None and (each or track.place == batch + size):
+                    sums.note(raw)
             except StopIteration:
                 track.ended = True
                 track.iterator.close()
-            if compares and (track.ended or track.place == batch + size):
-                track.sum = extended(track.sum, [*track.passed, track.ended and track.place])
-                track.passed.clear()
+            if sums is not None and (track.ended or track.place == batch + size):
+                sums.add_noted(track.ended and track.place)
 
     def _asked(self, lane: int) -> None:
         """The stream asks who reads it, while it is read."""
@@ -251,21 +254,21 @@ class StreamReader:
             )
         if self._start is not None and any(count for count, _, _ in self._start.lanes):
             raise StateError(
-                "this stream splits itself over several workers, but the state was saved where it was not split: go on "
-                "with one worker or none"
+                "this stream splits itself over several workers, but the state was saved where it was not split: "
+                "resume with one worker or none"
             )
         self._self_sharded = True
-        self._begin(*self._taking(lane, 0))  # from here on no two workers draw the same
+        self._begin(*self._stream_key(lane, 0))  # from here on no two workers draw the same
 
-    def _taking(self, lane: int, place: int) -> tuple[int, int, int]:
-        """The key of a batch while its raws are taken: all ranks that split a stream take the same ones."""
+    def _stream_key(self, lane: int, place: int) -> tuple[int, int, int]:
+        """The key of a batch while it is pulled: the same on all ranks that split a stream, as they all read it."""
         layout = self._layout
         if layout.lanes:
-            return self._own(lane, place)
+            return self._key(lane, place)
         worker, workers = (self._worker, self._workers) if self._self_sharded else (0, 1)
         return place * layout.stride * workers + worker, workers, layout.rank
 
-    def _own(self, lane: int, place: int) -> tuple[int, int, int]:
+    def _key(self, lane: int, place: int) -> tuple[int, int, int]:
         """First position, stride and rank of the batch that begins at a place."""
         layout = self._layout
         if layout.lanes:
@@ -275,36 +278,13 @@ class StreamReader:
             return place * self._workers + self._worker, self._workers, rank
         return layout.first + place * layout.stride, layout.stride, layout.rank
 
-    def _chunk(
-        self, track: _Track, lane: int, place: int, raws: list[Any], size: int, sums: tuple[int, int] | None
-    ) -> StreamChunk:
-        merged = self._layout.lanes or self._self_sharded
-        key = self._own(lane, place)
-        if track.ended and self._drop_last and not merged:
-            raws = []
-        samples, left, failed = [], None, None
-        try:
-            samples = self._finish(raws, *key)
-        except (Exception, GeneratorExit) as error:
-            failed = error
-        else:
-            if track.ended and merged:
-                samples, left = [], samples
-        state = None if track.ended else track.iterator.state()
-        more = track.place + 1 - track.start >= (size if self._drop_last else 1)  # rank 0 has one sample more
-        others = track.ended and more and has_others(track.iterator)
-        report = StreamReport(track.ended, left, len(raws), state, self._self_sharded, others, sums)
-        return StreamChunk(samples, *key, report, failed)
-
-    def _finish(self, raws: list[Any], first: int, stride: int, rank: int) -> list[Any]:
+    def _made(self, raws: list[Any], first: int, stride: int, rank: int) -> list[Any]:
         """The samples of raw ones, but for those that are left out."""
         kinds = set(map(type, raws))
-        if kinds.isdisjoint(LAZY):
-            return raws  # they are samples already
-        if Lazy in kinds:
-            self._begin(first, stride, rank | FINISHING)
-        context = seeding.current()
-        make = force if self._tried is None else self._tried(force)
+        if Lazy not in kinds:  # nothing that runs user code
+            return raws if kinds.isdisjoint(LAZY) else list(map(force, raws))
+        self._begin(first, stride, rank | FINISHING)
+        context, make = seeding.current(), self._make
         samples = []
         for item, raw in enumerate(raws):
             if context is not None:

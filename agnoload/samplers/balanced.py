@@ -95,7 +95,7 @@ class BalancedBatchSampler(SeededSampler[list[int]]):
         return f"BalancedBatchSampler({options}, {self.classes.digest()})"
 
     def __repr__(self) -> str:
-        return self._words(
+        return self._repr_of(
             f"{number_of(self.classes.total, 'label')} of {number_of(len(self.classes), 'class')}",
             f"batch_size={self.batch_size}",
             f"alpha={self.alpha:g}",
@@ -157,7 +157,7 @@ class ClassUniformBatchSampler(SeededSampler[list[int]]):
         return f"{type(self).__name__}({options}, {self.classes.digest()})"
 
     def __repr__(self) -> str:
-        return self._words(
+        return self._repr_of(
             f"{number_of(self.classes.total, 'label')} of {number_of(len(self.classes), 'class')}",
             f"{number_of(self.classes_per_batch, 'class')} x {number_of(self.samples_per_class, 'sample')}",
             number_of(self.num_batches, "batch"),

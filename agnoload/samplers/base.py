@@ -140,10 +140,10 @@ class SeededSampler(Sampler[T_co]):
         seed = self.standalone_seed()
         return iter(self.batches(seed, epoch) if self.yields_batches else self.order(seed, epoch))
 
-    def _words(self, *words: str) -> str:
-        """The text of `repr`: the class, the words, and the seed if there is one."""
+    def _repr_of(self, *parts: str) -> str:
+        """The text of `repr`: the class, its parts, and the seed if there is one."""
         seed = () if self.seed is None else (f"seed={self.seed}",)
-        return f"{type(self).__name__}({', '.join((*words, *seed))})"
+        return f"{type(self).__name__}({', '.join((*parts, *seed))})"
 
 
 class AroundSampler(SeededSampler[T_co]):

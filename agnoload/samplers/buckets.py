@@ -143,7 +143,7 @@ class BucketBatchSampler(SeededSampler[list[int]]):
     def __repr__(self) -> str:
         costs, total = self.costs().sum(), int((self.groups.names.astype(np.int64) * self.groups.counts).sum())
         share = "" if self.left_out else f", padding at most {1 - total / costs:.1%}"
-        return self._words(
+        return self._repr_of(
             f"{number_of(self.groups.total, 'length')} in {number_of(len(self.longest), 'bucket')}",
             *(f"{name}={getattr(self, name)}" for name in ("batch_size", "max_tokens") if getattr(self, name)),
             f"{number_of(len(self), 'batch')}{share}",

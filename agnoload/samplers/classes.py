@@ -184,7 +184,4 @@ def _avoiding(raw: IndexArray, tail: IndexArray, last: int, room: int) -> IndexA
     chosen = np.argsort(late, kind="stable")[:room]
     rest = np.ones(len(raw), bool)
     rest[chosen] = False
-    made = np.concatenate((raw[chosen], raw[rest]))
-    if made[0] == last:
-        made[:2] = made[1::-1].copy()
-    return made
+    return np.concatenate((raw[chosen], raw[rest]))

@@ -13,21 +13,17 @@ from agnoload.errors import OptionError
 from agnoload.seeding import Purpose, draw_seed, generator
 from agnoload.streams.iterators import (
     DerivedIterator,
-    FirstState,
     Lazy,
     Made,
     OpenableStream,
     OpenOptions,
     StreamIterator,
-    first_state,
     force,
-    guarded,
     is_indexed,
-    is_ours,
-    is_stateful,
     is_stream,
     may_ask,
     note_record,
+    sample_stopped,
 )
 from agnoload.streams.shards import (
     LANES,
@@ -61,10 +57,10 @@ class IterableDataset(Generic[T_co]):
     With several workers each reads the whole stream and delivers its share of the batches, so order, sizes and number
     are those of one worker; what is given to `map` at the end runs only for the samples that a worker delivers. A
     stream that can be read in parts should offer `num_shards` and `shard(i)` (an iterable) instead of, or beside,
-    `__iter__`: each worker then reads its own. A stream with `state_dict` and `load_state_dict` is resumed where it
-    stood; one with `set_epoch` is told the epoch. A stream that asks `get_worker_info()` before its first sample splits
-    itself, and is left alone; so is one with `shared_source = True`, whose items go to one reader each, as from a
-    queue. The readers of any other stream must see the same samples, and it is an error if they do not.
+    `__iter__`: each worker then reads its own. A stream with `state_dict` and `load_state_dict` resumes where it was;
+    `set_epoch` is called with the epoch, if the stream has it. A stream that asks `get_worker_info()` before its first
+    sample splits itself, and is left alone; so is one with `shared_source = True`, whose items go to one reader each,
+    as from a queue. The readers of any other stream must see the same samples, and it is an error if they do not.
 
     `map`, `filter`, `shuffle`, `take`, `batch`, `pack`, `split_by_rank` and `a + b` make new streams. `__len__`, where
     it can be given, is the number of samples; a loader's `len` needs it.
@@ -76,8 +72,8 @@ class IterableDataset(Generic[T_co]):
     """
 
     lanes: int = LANES
-    """Through how many lanes the shards are read at once, by all workers together. The batches depend on it: it belongs
-    to the data, not to the machine."""
+    """How many shards are read at once, in turn, by all workers together: what tf.data calls `cycle_length`. The
+    batches depend on it: it belongs to the data, not to the machine."""
     shared_source: bool = False
     """Whether each item goes to one reader only, as from a queue: then each worker delivers all that it reads."""
 
@@ -247,12 +243,16 @@ class _FilterIterator(DerivedIterator):
     def _kept(self, raw: Any) -> Any:
         try:
             sample = force(raw)
-            if not guarded(self._function, sample):
+            try:
+                passes = self._function(sample)
+            except (StopIteration, GeneratorExit) as stop:  # as `guarded` does, without a call more for each sample
+                raise sample_stopped(self._function, stop) from stop
+            if not passes:
                 return _DROPPED
-            return raw if sample is raw else Made((sample, raw))
         except Exception as error:
             note_record(error, raw)
             raise
+        return raw if sample is raw else Made((sample, raw))
 
 
 _DROPPED = object()
@@ -378,50 +378,13 @@ class RowsStream(OpenableStream[T_co], IterableDataset[T_co]):
 
 
 class _Iterated(IterableDataset[T_co]):
-    """An iterable that is no stream by its looks: a dict that is a shard, say."""
+    """An iterable that does not look like a stream: a dict that is a shard, say."""
 
     def __init__(self, iterable: Iterable[T_co]) -> None:
         self._iterable = iterable
 
     def __iter__(self) -> Iterator[T_co]:
         return iter(self._iterable)
-
-
-def parts_of(stream: Any) -> list[Any]:
-    """The streams and datasets that a stream of this library is made of."""
-    if isinstance(stream, DerivedStream):
-        return [stream.source]
-    return list(getattr(stream, "datasets", ())) if isinstance(stream, OpenableStream) else []
-
-
-def all_parts_of(stream: Any) -> Iterator[Any]:
-    """The stream itself, what it is made of, and what that is made of."""
-    waiting: list[Any] = [stream]
-    while waiting:
-        part = waiting.pop()
-        waiting += parts_of(part)
-        yield part
-
-
-def part_without_state(stream: Any) -> Any:
-    """What a stream is made of that cannot say where it stands, as far as that shows before it is read."""
-    for part in all_parts_of(stream):
-        says = (is_ours(part) and part.keeps_place) or num_shards_of(part) is not None or is_stateful(part)
-        if is_stream(part) and not says:
-            return part
-    return stream
-
-
-def first_states(stream: Any, known: list[FirstState] | None = None) -> list[FirstState]:
-    """The states that all streams of the user's in a stream had before anything was read of them, in their order.
-
-    A stream may have been read in this process before it is copied to a worker: the copy is told by `known`.
-    """
-    found: list[FirstState] = []
-    for part in all_parts_of(stream):
-        if is_stateful(part):
-            found.append(first_state(part, known[len(found)] if known else None))
-    return found
 
 
 def as_stream(iterable: Any) -> Any:

@@ -157,7 +157,7 @@ class PackedStream(GroupedStream[dict[str, npt.NDArray[Any]]]):
     """Rows of `length` token ids, cut from the sequences of `source` one after the other: `stream.pack(length)`.
 
     A sample of the source is a flat array or list of integers, or a dict that holds one under `key`; what else is in
-    the dict is dropped. A sequence that does not fit into its row goes on in the next one. Rows are dicts of
+    the dict is dropped. A sequence that does not fit into its row continues in the next one. Rows are dicts of
     `tokens` (of the dtype of the sequences), `segment_ids` and `positions` (int32), as `PackedRows` has them: the
     pieces of a row are numbered from 1, 0 is padding, and places are counted from 0 within each piece. Only the last
     row is padded, with the token `value`; of a source with shards each lane has a last row. Every worker that reads the

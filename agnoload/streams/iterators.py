@@ -26,7 +26,7 @@ NODES = 64
 
 
 class Lazy(tuple[Any, ...]):
-    """A sample that is not made yet: `Lazy((function, raw))` stands for `function(force(raw))`.
+    """A sample that is not made yet: `Lazy((function, raw))` will be `function(force(raw))`.
 
     A tuple, since one is made for each sample, also for those that are only read past.
     """
@@ -47,7 +47,7 @@ class Record(Lazy):
 
 
 def force(raw: Any) -> Any:
-    """The sample that a raw one stands for: here the functions given to `map` run."""
+    """The sample that a raw one becomes: here the functions given to `map` run."""
     kind = type(raw)
     if kind is Lazy:
         function, inner = raw
@@ -55,7 +55,7 @@ def force(raw: Any) -> Any:
         try:
             return function(sample)
         except (StopIteration, GeneratorExit) as stop:
-            raise _stopped(function, stop) from stop
+            raise sample_stopped(function, stop) from stop
     if kind is Made:
         return raw[0]
     return raw[1] if kind is Record else raw
@@ -84,10 +84,11 @@ def guarded(function: Callable[..., Any], *arguments: Any) -> Any:
     try:
         return function(*arguments)
     except (StopIteration, GeneratorExit) as stop:
-        raise _stopped(function, stop) from stop
+        raise sample_stopped(function, stop) from stop
 
 
-def _stopped(function: Any, stop: BaseException) -> SampleStopped:
+def sample_stopped(function: Any, stop: BaseException) -> SampleStopped:
+    """The error for a StopIteration or GeneratorExit that came out of a user's function."""
     name = name_of(getattr(function, "func", function))  # of a partial function, what it calls
     kind = type(stop).__name__
     return SampleStopped(f"{name} raised {kind}, which would look like the end of the data; catch it there")

@@ -1,16 +1,54 @@
-"""How a stream is laid out over lanes, workers and ranks, as far as that shows before it is read."""
+"""What a stream is made of, and how it is laid out over lanes, workers and ranks: all that shows before it is read."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from agnoload.errors import OptionError
-from agnoload.streams.base import FilteredStream, MappedStream, all_parts_of, parts_of
-from agnoload.streams.iterators import is_ours, is_stream
+from agnoload.streams.base import DerivedStream, FilteredStream, MappedStream
+from agnoload.streams.iterators import FirstState, OpenableStream, first_state, is_ours, is_stateful, is_stream
 from agnoload.streams.ranks import RankStream
 from agnoload.streams.shards import lanes_of, num_shards_of
 from agnoload.system import rank_and_world
 from agnoload.validate import brief
+
+
+def parts_of(stream: Any) -> list[Any]:
+    """The streams and datasets that a stream of this library is made of."""
+    if isinstance(stream, DerivedStream):
+        return [stream.source]
+    return list(getattr(stream, "datasets", ())) if isinstance(stream, OpenableStream) else []
+
+
+def all_parts_of(stream: Any) -> Iterator[Any]:
+    """The stream itself, what it is made of, and what that is made of."""
+    waiting: list[Any] = [stream]
+    while waiting:
+        part = waiting.pop()
+        waiting += parts_of(part)
+        yield part
+
+
+def part_without_state(stream: Any) -> Any:
+    """What a stream is made of that cannot say where it is, as far as that shows before it is read."""
+    for part in all_parts_of(stream):
+        says = (is_ours(part) and part.keeps_place) or num_shards_of(part) is not None or is_stateful(part)
+        if is_stream(part) and not says:
+            return part
+    return stream
+
+
+def first_states(stream: Any, known: list[FirstState] | None = None) -> list[FirstState]:
+    """The states that all streams of the user's in a stream had before anything was read of them, in their order.
+
+    A stream may have been read in this process before it is copied to a worker: the copy gets them as `known`.
+    """
+    found: list[FirstState] = []
+    for part in all_parts_of(stream):
+        if is_stateful(part):
+            found.append(first_state(part, known[len(found)] if known else None))
+    return found
 
 
 class Layout(NamedTuple):
@@ -87,7 +125,7 @@ def split_of(stream: Any) -> Split | None:
 
 
 def resolve_ranks(stream: Any, backend_world: tuple[int, int] | None) -> bool:
-    """Tell every split in a stream what the loader's backend knows of rank and world size; whether there is one."""
+    """Give every split in a stream what the loader's backend knows of rank and world size; whether there is one."""
     splits = [part for part in all_parts_of(stream) if isinstance(part, RankStream)]
     for split in splits:
         split.resolve_rank(backend_world)

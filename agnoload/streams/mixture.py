@@ -27,7 +27,7 @@ Stop = Literal["first", "last", "never"]
 Per = Literal["sample", "batch"]
 
 DRAWS = 512
-"""Numbers drawn at a time; part of the saved format: a mixture that goes on jumps to the block that it is in."""
+"""Numbers drawn at a time; part of the saved format: a mixture that resumes jumps to the block that it is in."""
 
 
 class Mixture(OpenableStream[T_co], IterableDataset[T_co]):
@@ -40,7 +40,7 @@ class Mixture(OpenableStream[T_co], IterableDataset[T_co]):
     size is the loader's, or `batch_size`.
 
     `stop="first"`: the mixture ends when a source that is due has no more; no sample comes twice. `"last"`: sources
-    that end begin again until each has ended once; every sample comes at least once. `"never"`: it goes on for ever;
+    that end begin again until each has ended once; every sample comes at least once. `"never"`: it does not end;
     use `loader.steps(n)`.
 
     `shuffle=True` goes through map-style datasets in another order each time; shuffle streams with `stream.shuffle`.

@@ -56,10 +56,10 @@ class IndexIterator(StreamIterator):
 class ShardsIterator(StreamIterator):
     """A pass through some shards of a stream, one after the other.
 
-    The state is the number of shards that are done, how many samples of the next one were taken, and where that one
-    is. If it cannot say, it can only be read again. Whoever gives `on_shard`, which is called before the first sample
-    of each further shard, does so: this iterator then begins at the start of that shard, and is `behind` by so many
-    samples. Anyone else reads more than these shards, and a shard that is read again alone, among the random numbers of
+    The state is the number of shards that are done, how many samples of the next one were taken, and where that one is.
+    If it cannot say, it can only be read again. Whoever gives `on_shard`, which is called before the first sample of
+    each further shard, does so: this iterator then begins at the start of that shard, `behind` by the samples that were
+    taken. Anyone else reads more than these shards, and a shard that is read again alone, among the random numbers of
     another place, need not give what it gave: then this iterator has no state where the open shard has none.
     """
 

@@ -54,12 +54,12 @@ def _samples(archive: tarfile.TarFile, name: str, start: int, first_dot: bool) -
             sample = {}
         if not sample and begins.setdefault(key, member.offset) != member.offset:
             raise OptionError(
-                f"{name} must hold the files of a sample one after the other, but {member.name} stands at byte "
+                f"{name} must hold the files of a sample one after the other, but {member.name} is at byte "
                 f"{member.offset}, away from the others of {key!r} at byte {begins[key]}: sort the archive by name "
                 "(tar --sort=name)"
             )
         if suffix == "__key__":
-            raise OptionError(f"{name} holds {member.name}, but __key__ is where the name of a sample stands")
+            raise OptionError(f"{name} holds {member.name}, but __key__ is the field for the name of a sample")
         if suffix in sample:
             raise OptionError(f"{name} holds {member.name} twice within one sample")
         # What was delivered before is passed by: in a file that is not compressed nothing of it is read.

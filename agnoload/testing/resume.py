@@ -15,7 +15,7 @@ import numpy as np
 from agnoload.backend import registry
 from agnoload.batching.tree import map_leaves, path_text, walk
 from agnoload.errors import AgnoloadWarning, StateError
-from agnoload.pools.launcher import kept_server
+from agnoload.pools.preload import kept_server
 from agnoload.testing._require import require
 from agnoload.validate import number_of
 

@@ -260,10 +260,10 @@ def tar(path: Path, *names: str) -> Path:
 
 def test_a_tar_that_holds_a_sample_in_two_places_is_refused(tmp_path):
     path = tar(tmp_path / "a.tar", "0.jpg", "1.jpg", "0.txt", "1.txt")
-    with pytest.raises(OptionError, match=r"0.txt stands at byte 1024, away from the others of '0' at byte 0.*--sort"):
+    with pytest.raises(OptionError, match=r"0.txt is at byte 1024, away from the others of '0' at byte 0.*--sort"):
         list(read_tar(path))
     samples = read_tar(path, start=1)
-    with pytest.raises(OptionError, match=r"0\.txt stands at byte 1024"):
+    with pytest.raises(OptionError, match=r"0\.txt is at byte 1024"):
         list(samples)
 
 
@@ -344,7 +344,7 @@ def test_named_tuples_that_are_made_for_each_row_are_batched():
     (batch,) = DataLoader(rows, 2)
     assert (type(batch).__name__, batch.x.tolist(), batch.y.tolist()) == ("Row", [0, 1], [0, -1])
     kinds = [collections.namedtuple("Row", fields) for fields in ("x y", "x z")]
-    with pytest.raises(CollateError, match="another class of that name: make the class once"):
+    with pytest.raises(CollateError, match="make the class once"):
         agnoload.default_collate([kind(1, 2) for kind in kinds])
 
 
@@ -419,7 +419,7 @@ def test_a_picture_is_refused_as_it_may_hold_codes_and_not_colors():
 def test_packed_sequences_of_another_library_need_a_collate_fn():
     torch = pytest.importorskip("torch")
     packed = torch.nn.utils.rnn.pack_sequence([torch.arange(3)])
-    with pytest.raises(CollateError, match=r"PackedSequence, which nothing here can batch.*give a collate_fn"):
+    with pytest.raises(CollateError, match=r"PackedSequence, which agnoload cannot batch.*give a collate_fn"):
         agnoload.default_collate([packed, packed])
     (batch,) = DataLoader([packed, packed], 2, collate_fn=lambda samples: samples[0], backend="torch")
     assert batch.data.tolist() == [0, 1, 2]

@@ -175,7 +175,7 @@ def test_a_set_of_strings_is_read_where_all_workers_have_one_hash_seed() -> None
 EQUAL = """
 import decimal, enum, numpy as np
 from pathlib import Path
-from agnoload.fetching.compare import extended, sketch
+from agnoload.fetching.compare import CheckSum
 class Color(enum.Enum): RED = 1
 class Thing: pass
 names = [f"{n}" for n in range(20)]
@@ -186,7 +186,10 @@ values += [np.float32(1), np.array([{*names}], object), np.arange(12).reshape(3,
 values += [[shared, shared], [names, [names]], ("a" + "aa", shared)]
 nested = (1,)
 for _ in range(5000): nested = (nested, nested)
-print(extended(0, [sketch(value) for value in [*values, nested]]))
+sums = CheckSum(0)
+for value in [*values, nested]: sums.note(value)
+sums.add_noted(False)
+print(sums.total)
 """
 
 

@@ -164,7 +164,7 @@ def test_no_steps_are_no_batches() -> None:
 
 @each_pool
 @pytest.mark.parametrize("options", [{"dataset": []}, {"dataset": range(3), "batch_size": 4, "drop_last": True}])
-def test_steps_over_no_batches_are_an_error(workers: dict[str, Any], options: dict[str, Any]) -> None:
+def test_steps_over_an_empty_dataset_raise(workers: dict[str, Any], options: dict[str, Any]) -> None:
     with DataLoader(**options, **workers) as loader:
         assert list(loader) == []
         assert list(loader.steps(0)) == []
@@ -174,7 +174,7 @@ def test_steps_over_no_batches_are_an_error(workers: dict[str, Any], options: di
 
 
 @each_pool
-def test_steps_that_run_dry_are_an_error(workers: dict[str, Any]) -> None:
+def test_steps_raise_at_an_epoch_without_batches(workers: dict[str, Any]) -> None:
     class Dry(agnoload.IterableDataset[int]):
         def __iter__(self) -> Any:
             return iter(range(6 if self.epoch < 2 else 0))

@@ -274,6 +274,14 @@ def test_the_order_is_the_same_in_a_fresh_interpreter():
     assert found.strip() == str(list(RandomSampler(range(40), seed=5)))
 
 
+def test_attributes_that_make_the_order_cannot_be_changed_later():
+    sampler = RandomSampler(range(5))
+    with pytest.raises(AttributeError, match="replacement of a RandomSampler cannot be changed: make a new sampler"):
+        sampler.replacement = True
+    sampler.replacement = sampler.replacement
+    sampler.of_the_user = 1
+
+
 # --- random access
 
 

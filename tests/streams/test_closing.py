@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from agnoload import DataLoader, FileStream, IterableDataset, Mixture, seeding
+from agnoload import AgnoloadError, DataLoader, FileStream, IterableDataset, Mixture, seeding
 from agnoload.fetching.stream_reader import StreamReader
 from agnoload.streams import read_lines
 
@@ -149,6 +149,22 @@ def test_what_has_ended_holds_nothing_though_its_reader_stays():
         assert opened == {"a"}
         assert reader.read(1, size=100).report.end
     assert opened == set()
+
+
+def test_a_reader_reads_only_forward():
+    reader = StreamReader(iter(range(10)), begin=lambda *key: None)
+    assert reader.read(2, 0, 2).samples == [4, 5]
+    assert reader.read(4, 0, 2).samples == [8, 9]
+    with pytest.raises(AgnoloadError, match="sample 2 was asked for, but it is at 10"):
+        reader.read(1, 0, 2)
+
+
+def test_behind_the_end_a_reader_gives_no_samples():
+    reader = StreamReader(iter(range(5)), begin=lambda *key: None)
+    for batch, samples, places in ((1, [3, 4], 2), (2, [], 0), (3, [], 0)):
+        chunk = reader.read(batch, 0, 3)
+        assert (chunk.samples, chunk.report.end, chunk.report.places) == (samples, True, places)
+    assert not StreamReader(iter(range(6)), begin=lambda *key: None).read(1, 0, 3).report.end
 
 
 @pytest.mark.parametrize("options", KINDS, ids=["inline", "thread"])

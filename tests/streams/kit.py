@@ -28,6 +28,13 @@ class Count(IterableDataset):
         return self.length
 
 
+class Named(IterableDataset):
+    """Says what it is."""
+
+    def __repr__(self):
+        return "Named()"
+
+
 class Varying(IterableDataset):
     """0, 1, ... as many as `sizes` says for the epoch."""
 
@@ -60,9 +67,13 @@ class Shards(IterableDataset):
 class Sized(IterableDataset):
     """0, 1, ... in shards of given sizes, one after the other."""
 
-    def __init__(self, sizes):
+    def __init__(self, sizes, lanes=16):
         self.sizes = sizes
         self.num_shards = len(sizes)
+        self.lanes = lanes
+
+    def __len__(self):
+        return sum(self.sizes)
 
     def shard(self, number):
         start = sum(self.sizes[:number])
@@ -104,6 +115,38 @@ class ResumableShards(Shards):
         return Resumable(min(each, self.n - number * each), self.log, number * each)
 
 
+class Restarting(IterableDataset):
+    """Its iterator says where it is, and goes back to its start at the end."""
+
+    def __init__(self, n):
+        self.n = n
+
+    def __iter__(self):
+        return RestartingIterator(self.n)
+
+
+class RestartingIterator:
+    def __init__(self, n):
+        self.n = n
+        self.at = 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.at == self.n:
+            self.at = 0
+            raise StopIteration
+        self.at += 1
+        return self.at - 1
+
+    def state_dict(self):
+        return self.at
+
+    def load_state_dict(self, state):
+        self.at = state
+
+
 class Returned(IterableDataset):
     """The oldest way to write an iterator: it is its own, and counts in itself."""
 
@@ -131,6 +174,29 @@ class SelfSplitting(IterableDataset):
     def __iter__(self):
         info = agnoload.get_worker_info()
         return iter(range(self.n)) if info is None else iter(range(info.id, self.n, info.num_workers))
+
+
+class Drawn(IterableDataset):
+    """0, 1, ... n - 1 in an order that depends on what is drawn on the way: a shuffle written by hand."""
+
+    def __init__(self, n):
+        self.n = n
+
+    def __iter__(self):
+        buffer = []
+        for value in range(self.n):
+            buffer.append(value)
+            if len(buffer) == 4:
+                yield buffer.pop(int(drawn(4)))
+        while buffer:
+            yield buffer.pop(int(drawn(len(buffer))))
+
+
+def drawn(n):
+    try:
+        return sample_rng().integers(n)
+    except agnoload.AgnoloadError:  # outside of a loader
+        return 0
 
 
 class Between(IterableDataset):

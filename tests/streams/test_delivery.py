@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
-import warnings
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import agnoload
-from agnoload import AgnoloadWarning, ChainDataset, DataLoader, DatasetNotPicklable, IterableDataset, OptionError
+from agnoload import (
+    AgnoloadError,
+    AgnoloadWarning,
+    ChainDataset,
+    DataLoader,
+    DatasetNotPicklable,
+    IterableDataset,
+    OptionError,
+)
 from agnoload.streams import is_stream
+from agnoload.worker_info import peek_worker_info
 
 
 def flat(batches):
@@ -146,28 +155,10 @@ def test_c11_with_shards_too(kit, same_for_all, drop_last, sizes):
     assert len(DataLoader(kit.Shards(10, 3), 4, drop_last=drop_last)) == len(sizes)
 
 
-def test_c11_twelve_in_eights(kit, same_for_all):
-    assert list(map(len, same_for_all(lambda: kit.Count(12), 8))) == [8, 4]
-    batches = same_for_all(lambda: kit.Shards(12, 3), 8)
-    assert list(map(len, batches)) == [8, 4]
-    assert sorted(flat(batches)) == list(range(12))
-
-
 def test_the_rests_of_the_lanes_are_merged_in_the_order_of_the_lanes(kit, same_for_all):
     batches = same_for_all(lambda: kit.Shards(14, 3), 3)
     assert batches == [[0, 3, 6], [1, 4, 7], [2, 5, 8], [9, 12, 10], [13, 11]]
     assert same_for_all(lambda: kit.Shards(14, 3), 3, drop_last=True) == batches[:4]
-
-
-def test_every_size_of_stream_shards_and_batch_comes_once_and_as_long_as_len_says(kit, load):
-    workers = itertools.cycle([{"num_workers": n, "worker_type": kind} for n in (0, 1, 2, 3) for kind in ("thread",)])
-    for n, shards, size, drop_last in itertools.product((0, 1, 5, 12), (1, 2, 3), (1, 4, 7), (False, True)):
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "the stream has . lane", AgnoloadWarning)
-            batches = load(kit.Shards(n, shards), size, drop_last=drop_last, **next(workers))
-        assert len(batches) == len(DataLoader(kit.Shards(n, shards), size, drop_last=drop_last)), (n, shards, size)
-        values = flat(batches)
-        assert len(set(values)) == len(values) == (n - n % size if drop_last else n)
 
 
 def test_without_batching_samples_come_one_by_one(kit, same_for_all):
@@ -208,132 +199,6 @@ def test_c45_no_warning_where_the_length_is_right_or_samples_were_left_out_on_pu
     load(kit.Count(8, length=8).map(kit.fails_at_3_and_7), 3, on_error="skip")
     for _ in DataLoader(kit.Count(8, length=8), 2):
         break  # not read to its end
-
-
-# ------------------------------------------------------------------------------------------------ ranks
-
-
-def test_three_shards_over_four_workers_over_two_ranks_come_once(kit, load):
-    values = []
-    for rank in (0, 1):
-        with pytest.warns(AgnoloadWarning, match="lanes? for 4 workers"):
-            values += flat(load(kit.Shards(13, 3).split_by_rank(rank, 2), 2, num_workers=4))
-    assert sorted(values) == list(range(13))
-
-
-def test_samples_of_a_stream_without_shards_are_split_by_rank(kit, same_for_all):
-    shares = [same_for_all(lambda rank=rank: kit.Count(11).split_by_rank(rank, 3), 2) for rank in range(3)]
-    assert shares == [[[0, 3], [6, 9]], [[1, 4], [7, 10]], [[2, 5], [8]]]
-
-
-def test_ranks_are_found_in_the_environment(kit, same_for_all, monkeypatch):
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert same_for_all(lambda: kit.Count(8).split_by_rank(), 2) == [[1, 3], [5, 7]]
-    assert same_for_all(lambda: kit.Count(4), 2) == [[0, 1], [2, 3]]  # never split in silence
-
-
-@pytest.mark.parametrize(
-    ("uneven", "expected"),
-    [
-        ("keep", [[0, 2, 4], [1, 3]]),
-        ("stop", [[0, 2], [1, 3]]),
-        ("repeat", [[0, 2, 4], [1, 3, 0]]),
-    ],
-)
-def test_uneven_ranks_as_chosen(kit, same_for_all, uneven, expected):
-    found = [same_for_all(lambda rank=rank: kit.Count(5).split_by_rank(rank, 2, uneven), 4) for rank in (0, 1)]
-    assert [flat(batches) for batches in found] == expected
-
-
-def test_padded_ranks_come_with_a_mask(kit, same_for_all):
-    found = [same_for_all(lambda rank=rank: kit.Count(5).split_by_rank(rank, 2, "pad"), 4) for rank in (0, 1)]
-    assert found == [[([0, 2, 4], [True] * 3)], [([1, 3, 0], [True, True, False])]]
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("uneven", ["keep", "stop", "repeat", "pad"])
-def test_ranks_that_split_shuffled_shards_agree_on_their_order_and_know_their_lengths(kit, uneven, workers):
-    """Each rank makes a stream of its own, as each process does."""
-    sizes, orders = [4, 1, 3, 0, 5], []
-    for epoch in range(3):
-        shares, found = [], []
-        for rank in range(2):
-            stream = kit.Sized(sizes).shuffle(3).split_by_rank(rank, 2, uneven=uneven)
-            loader = DataLoader(stream, 2, seed=5, num_workers=workers, worker_type="thread")
-            loader.set_epoch(epoch)
-            batches = len(loader)
-            columns = [batch if uneven == "pad" else (batch,) for batch in loader]
-            assert len(columns) == batches
-            found.append([list(zip(*(column.tolist() for column in batch), strict=True)) for batch in columns])
-            shares.append(list(itertools.chain(*found[-1])))
-        if uneven == "pad":
-            assert len(shares[0]) == len(shares[1])
-            shares = [[sample for sample in share if sample[1]] for share in shares]
-        everything = [sample[0] for share in shares for sample in share]
-        if uneven in ("keep", "pad"):
-            assert sorted(everything) == list(range(13))
-        if uneven == "stop":
-            assert len(set(everything)) == len(everything) == 2 * len(shares[0])
-        if uneven == "repeat":
-            assert len(shares[0]) == len(shares[1])
-            assert set(everything) == set(range(13))
-        orders.append(found)
-    assert orders[0] != orders[1] != orders[2]
-
-
-@pytest.mark.parametrize("outer", [lambda stream: stream, lambda stream: stream.map(lambda value: value)])
-def test_ranks_without_a_seed_agree_on_what_they_split(kit, load, outer):
-    def make(name, rank, world=3):
-        streams = {
-            "samples": kit.Count(23).shuffle(5),
-            "shards": kit.Shards(23, 7).shuffle(5),
-            "mixture": agnoload.Mixture([range(12), range(12, 23)], [2, 1], stop="last", shuffle=True),
-        }
-        return outer(streams[name].split_by_rank(rank, world))
-
-    for name in ("samples", "shards"):
-        shares = [flat(load(make(name, rank), 4, num_workers=2, worker_type="thread")) for rank in range(3)]
-        assert sorted(flat(shares)) == list(range(23))
-        assert DataLoader(make(name, 0)).seed == 0
-        assert DataLoader(make(name, 0), seed=7).seed == 7
-    shares = [flat(load(make("mixture", rank), 4)) for rank in range(3)]
-    whole = flat(load(make("mixture", 0, world=1), 4))
-    assert set(whole) == set(range(23))
-    assert [shares[place % 3][place // 3] for place in range(len(whole))] == whole
-    assert len({DataLoader(kit.Count(5)).seed for _ in range(3)}) == 3
-
-
-def test_a_shuffled_stream_whose_length_was_asked_for_before_runs_on_the_loaders_seed(kit, load):
-    def make(ask):
-        stream = kit.Sized([3, 2, 4]).shuffle(2).split_by_rank(0, 1, uneven="stop")
-        if ask:
-            len(stream), list(stream)
-        return load(stream, 2, seed=1)
-
-    assert make(ask=True) == make(ask=False)
-
-
-def test_c08_ranks_draw_nothing_in_common_from_a_stream(kit, load, monkeypatch):
-    seen = {"own": [], "numpy": [], "python": []}
-    for rank in ("0", "1"):
-        monkeypatch.setenv("RANK", rank)
-        monkeypatch.setenv("WORLD_SIZE", "2")
-        for batch in load(kit.Drawing(12), 4, seed=0, num_workers=2):
-            for source in seen:
-                seen[source] += batch[source]
-    for found in seen.values():
-        assert len(set(found)) == len(found) == 24
-
-
-def test_c08_ranks_that_split_a_stream_draw_what_one_rank_draws(kit, load):
-    whole = {}
-    for batch in load(kit.Count(12).map(kit.with_own_draw), 4, seed=0):
-        whole |= dict(zip(batch["value"], batch["own"], strict=True))
-    for rank in (0, 1, 2):
-        stream = kit.Count(12).split_by_rank(rank, 3).map(kit.with_own_draw)
-        for batch in load(stream, 2, seed=0, num_workers=2):
-            assert [whole[value] for value in batch["value"]] == batch["own"]
 
 
 # ------------------------------------------------------------------------------------------------ randomness
@@ -391,6 +256,20 @@ def test_a_stream_leaves_the_users_generators_alone(kit, load):
 # ------------------------------------------------------------------------------------------------ map, filter, chain
 
 
+def test_functions_of_map_run_only_for_what_is_delivered_whatever_is_made_of_the_stream(kit, load, tmp_path):
+    log = tmp_path / "log"
+    for make in (
+        lambda stream: stream.shuffle(5),
+        lambda stream: stream.take(7),
+        lambda stream: stream.batch(2),
+        lambda stream: stream + stream,
+        lambda stream: agnoload.Mixture([stream], [1]).map(kit.negative),
+    ):
+        log.write_bytes(b"")
+        found = load(make(kit.Count(12).map(kit.Marked(log))), None, num_workers=3, worker_type="thread", seed=1)
+        assert log.stat().st_size == (2 if type(found[0]) is list else 1) * len(found) > 0
+
+
 def test_map_runs_only_for_the_samples_that_are_kept(kit, load, everyone, tmp_path):
     for number, workers in enumerate(everyone):
         log = tmp_path / str(number)
@@ -412,7 +291,6 @@ def test_streams_made_of_streams_are_the_same_for_any_workers(kit, same_for_all)
 
 
 def test_torchs_kind_of_stream(kit, same_for_all):
-    assert is_stream(kit.Torchlike(3))
     assert same_for_all(lambda: kit.Torchlike(7), 3) == [[0, 1, 2], [3, 4, 5], [6]]
 
 
@@ -552,6 +430,96 @@ def test_out_of_order_a_slow_batch_of_a_stream_holds_up_nobody_else(kit):
             others.set()
     assert delivered[:2] == [1, 3]
     assert sorted(delivered) == list(range(8))
+
+
+@settings(max_examples=40)
+@given(
+    sizes=st.lists(st.integers(0, 7), max_size=6),
+    lanes=st.integers(1, 4),
+    size=st.integers(1, 5),
+    drop_last=st.booleans(),
+    workers=st.sampled_from([0, 0, 1, 2, 3]),
+)
+def test_however_a_stream_is_cut_into_shards_its_batches_are_as_many_as_of_the_whole(
+    kit, deliver, sizes, lanes, size, drop_last, workers
+):
+    stream = kit.Sized(sizes, lanes)
+    batches = deliver(stream, size, workers, drop_last=drop_last)
+    full, rest = divmod(sum(sizes), size)
+    assert list(map(len, batches)) == [size] * full + [rest] * (rest > 0 and not drop_last)
+    assert len(set(flat(batches))) == len(flat(batches))
+    assert len(DataLoader(stream, size, drop_last=drop_last)) == len(batches)
+
+
+def test_a_stream_that_splits_itself_in_some_workers_only_is_an_error(deliver):
+    class Capricious(IterableDataset):
+        def __iter__(self):
+            if peek_worker_info().id:
+                agnoload.get_worker_info()
+            return iter(range(9))
+
+    with pytest.raises(AgnoloadError, match="in some workers and not in others"):
+        deliver(Capricious(), 2, 2)
+
+
+def test_a_function_given_to_filter_may_ask_who_runs_it(kit, deliver):
+    stream = kit.Count(6).filter(lambda sample: agnoload.get_worker_info())
+    assert deliver(stream, 2, 2) == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_a_shard_that_is_a_dataset_is_loaded_by_index(kit, deliver, tmp_path):
+    log = tmp_path / "log"
+
+    class Folders(IterableDataset):
+        num_shards = 2
+
+        def shard(self, number):
+            return kit.Rows(4, 1 - 2 * number, log)
+
+    loader = DataLoader(Folders(), 2, collate_fn=list, seed=7)
+    assert [batch for _, batch in zip(range(2), loader, strict=False)] == [[1, 2], [-1, -2]]
+    log.write_bytes(b"")
+    assert deliver(Folders(), 2, state=loader.state_dict()) == [[3, 4], [-3, -4]]
+    assert log.stat().st_size == 4
+
+
+def test_what_is_a_stream_and_what_is_not(kit):
+    assert is_stream(kit.Count(1))
+    assert is_stream(iter([]))
+    assert is_stream(kit.Torchlike(3))
+    assert not is_stream([1])
+    assert not is_stream(np.zeros(3))
+
+
+def test_lengths_are_known_where_they_can_be(kit):
+    assert len(kit.Count(7, 7).map(abs).shuffle(3)) == 7
+    assert len(kit.Count(7, 7) + kit.Count(3, 3).map(abs)) == 10
+    assert [len(kit.Count(7, 7).split_by_rank(rank, 3)) for rank in range(3)] == [3, 2, 2]
+    for stream in (kit.Count(7, 7).filter(bool), kit.Count(7).map(abs), kit.Sized([1]) + kit.Count(3)):
+        with pytest.raises(TypeError, match="length"):
+            len(stream)
+
+
+def test_streams_can_be_read_without_a_loader(kit):
+    assert list(kit.Sized([1, 0, 2])) == [0, 1, 2]
+    assert list(kit.Count(5).filter(lambda n: n % 2).map(kit.negative) + kit.Count(1)) == [-2, -4, 0]
+
+
+def test_what_cannot_be_a_stream_or_a_function_of_one_is_rejected(kit):
+    for wrong in (
+        lambda: ChainDataset([kit.Count(3), [1]]),
+        lambda: kit.Count(3).map(1),
+        lambda: kit.Count(3).filter(None),
+    ):
+        with pytest.raises(OptionError):
+            wrong()
+    with pytest.raises(NotImplementedError, match="__iter__"):
+        iter(IterableDataset())
+    for number in (-1, 1.5, True):
+        shards = kit.Sized([1])
+        shards.num_shards = number
+        with pytest.raises(OptionError, match="num_shards"):
+            list(DataLoader(shards))
 
 
 def test_shuffle_and_samplers_are_refused_for_a_stream(kit):

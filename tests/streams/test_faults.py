@@ -14,6 +14,7 @@ from agnoload import (
     AgnoloadWarning,
     DataLoader,
     IterableDataset,
+    Mixture,
     OptionError,
     SampleStopped,
     WorkerDied,
@@ -92,6 +93,34 @@ def test_c43_skip_leaves_samples_of_a_stream_out_and_lists_them(kit, everyone):
         assert [batch.tolist() for batch in loader] == [[0, 1, 2], [4, 5, 6], [8, 9]], workers
         assert [failure.index for failure in loader.stats().failed] == [3, 7]
         assert "bad value 3" in loader.stats().failed[0].error
+
+
+def test_a_stopiteration_out_of_anything_that_is_the_users_is_not_the_end(kit, deliver):
+    class Closing(IterableDataset):
+        def __iter__(self):
+            yield 1
+            raise GeneratorExit
+
+    class NotEven(IterableDataset):
+        def __iter__(self):
+            raise StopIteration
+
+    for stream in (
+        Closing(),
+        NotEven(),
+        kit.Count(8).filter(kit.stops_at_5),
+        kit.Count(8).map(kit.stops_at_5).filter(bool),
+        Mixture([list(range(8))], [1]).map(kit.stops_at_5),
+    ):
+        with pytest.raises(SampleStopped):
+            deliver(stream, 2)
+
+
+def test_c43_samples_that_are_left_out_change_nothing_for_the_others(kit, deliver):
+    stream = kit.Count(10).map(kit.fails_at_3_and_7).map(kit.with_own_draw)
+    found = deliver(stream, 4, 2, on_error="skip")
+    whole = deliver(kit.Count(10).map(kit.with_own_draw), 4)
+    assert found == [[sample for sample in batch if sample["value"] not in (3, 7)] for batch in whole]
 
 
 def test_c43_a_batch_of_a_stream_that_is_bad_from_end_to_end_is_left_out(kit, everyone):
