@@ -50,12 +50,12 @@ _DEATH_SIGNAL, _NAME = 1, 15  # PR_SET_PDEATHSIG, PR_SET_NAME
 
 
 class WorkerFetch(ClosableFetch, Protocol):
-    """What a worker runs: a fetch that is told once which worker it serves, before its first request."""
+    """What a worker runs: a fetch that learns once, before its first request, which worker it serves."""
 
     def begin(self, worker: int) -> None: ...
 
     def parts(self) -> Mapping[str, Any]:
-        """The user's objects in it, by the names that an error shall use."""
+        """The user's objects in it, by the names that an error uses."""
 
 
 def main(start: Start, extra: list[int], inherited: Any = None) -> None:
