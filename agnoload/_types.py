@@ -7,13 +7,21 @@ have no name here, so they are `Any`, in the same containers.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Literal, Protocol, TypedDict, TypeVar, final
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, final
 
 import numpy as np
 import numpy.typing as npt
 
 from agnoload.backend.base import Backend
 
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    BatchT = TypeVar("BatchT", default=Any, covariant=True)
+else:
+    from typing import TypeVar
+
+    BatchT = TypeVar("BatchT")
 S = TypeVar("S")
 S_co = TypeVar("S_co", covariant=True)
 B = TypeVar("B")

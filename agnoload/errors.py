@@ -1,8 +1,8 @@
-"""What can go wrong, and the class that says so.
+"""What can go wrong, and the class of each error.
 
 AgnoloadError
-├── OptionError (ValueError)                      an option that cannot work, refused in a constructor
-├── CollateError (TypeError)                      samples that do not make a batch: path, indices, both sides
+├── OptionError (ValueError)                      an option that cannot work, rejected by a constructor
+├── CollateError (TypeError)                      samples that do not fit into one batch: path, indices, both sides
 ├── StateError (ValueError)                       a saved state that does not belong to this loader
 ├── DatasetNotPicklable (TypeError)               something that cannot reach a worker, by its path
 ├── SampleStopped (RuntimeError)                  StopIteration or GeneratorExit out of user code
@@ -14,8 +14,8 @@ AgnoloadError
 
 AgnoloadWarning (UserWarning)                     the category of every warning of this library
 
-An exception of the user's own code is never wrapped: it keeps its type, arguments and attributes, and notes
-(`__notes__`) add the worker, the batch and the index.
+An exception that user code raises is never wrapped: it keeps its type, arguments and attributes; notes (`__notes__`)
+add the worker, the batch and the index.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ class AgnoloadError(Exception):
 
 
 class OptionError(AgnoloadError, ValueError):
-    """An option cannot work; the text says what must hold, what came and what to do."""
+    """An option cannot work; the text says what must hold, what was given and what to do."""
 
 
 class CollateError(AgnoloadError, TypeError):
     """Samples do not fit into one batch; the text names the path to the field, the indices and both sides.
 
-    `path` is the way to the leaf inside a sample (`"target.boxes"`, empty for the sample itself), `items` are the
-    places of the two samples within the batch.
+    `path` leads to the leaf inside a sample (`"target.boxes"`, empty for the sample itself), `items` are the positions
+    of the two samples within the batch.
     """
 
     def __init__(self, message: str, path: str = "", items: Sequence[int] = ()) -> None:
@@ -60,17 +60,17 @@ class DatasetNotPicklable(AgnoloadError, TypeError):
 
 
 class SampleStopped(AgnoloadError, RuntimeError):
-    """User code raised StopIteration or GeneratorExit, which must not be taken for the end of the data."""
+    """User code raised StopIteration or GeneratorExit, which must not look like the end of the data."""
 
 
 class WorkerDied(AgnoloadError, RuntimeError):
     """A worker process ended before it answered.
 
-    `worker` is its number, `pid` its process, `exitcode` as in `multiprocessing` (negative: minus the signal; None:
-    somebody else in this program has collected it), `batch` and `indices` what it was loading (None when it was idle),
-    `oom_kills` how far the control group's count of out-of-memory kills has moved, `rss` the most memory that it had
-    resident, in bytes; where the system does not tell (start method spawn, up to what the parent has), what it had
-    before the batch; None if it had not begun.
+    `worker` is its number and `pid` its process; `exitcode` is as in `multiprocessing` (negative: minus the signal;
+    None: other code in this program has collected it); `batch` and `indices` are what it was loading (None when it was
+    idle); `oom_kills` is the number of out-of-memory kills that the control group counted meanwhile; `rss` is its peak
+    resident memory in bytes, or where the system does not report that, what it had before the batch (None if it had not
+    started one).
     """
 
     def __init__(
@@ -107,19 +107,19 @@ class TooManyFailed(AgnoloadError, RuntimeError):
 
 
 class LoaderClosed(AgnoloadError, RuntimeError):
-    """A batch was asked of an iterator that was closed before its end, perhaps by another thread."""
+    """The loader was closed, perhaps by another thread, before this iterator reached its end."""
 
 
 class BackendUnavailable(AgnoloadError, ImportError):
-    """A backend cannot run here; the text gives the reason and, for a missing package, the `pip install` line."""
+    """A backend cannot run here; the text gives the reason and, if a package is missing, the `pip install` line."""
 
 
 CALLED = (Exception, GeneratorExit, SystemExit)
-"""What the user's code may raise where it is called for the sake of words; a `KeyboardInterrupt` is the user's hand."""
+"""What user code may raise while we only describe something; a `KeyboardInterrupt` must still get through."""
 
 
 def add_note(error: BaseException, text: str) -> None:
-    """`error.add_note(text)`, also for a class of the user's that lets nothing be set, such as a frozen dataclass."""
+    """`error.add_note(text)`, also for a class that allows no assignment, such as a frozen dataclass."""
     try:
         error.add_note(text)
     except CALLED:
@@ -128,7 +128,7 @@ def add_note(error: BaseException, text: str) -> None:
 
 
 def attributes_of(error: BaseException) -> dict[str, Any]:
-    """`error.__dict__`, whatever the user's class makes of looking at it."""
+    """`error.__dict__`, even if the user's class overrides attribute access."""
     try:
         found: dict[str, Any] = object.__getattribute__(error, "__dict__")
     except CALLED:
@@ -137,7 +137,7 @@ def attributes_of(error: BaseException) -> dict[str, Any]:
 
 
 def text_of(error: BaseException) -> str:
-    """`str(error)`, whatever the user's class makes of that."""
+    """`str(error)`, or a placeholder if the user's class raises."""
     try:
         return str(error)
     except CALLED as broken:
@@ -150,11 +150,11 @@ def one_line(error: BaseException) -> str:
 
 
 class AgnoloadWarning(UserWarning):
-    """The category of every warning that this library gives."""
+    """The category of every warning of this library."""
 
 
 def warn(text: str) -> None:
-    """Give an `AgnoloadWarning` for the first line that is not this library's: the user's own."""
+    """Give an `AgnoloadWarning` that points to the innermost line of user code."""
     level, frame = 1, sys._getframe()
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("agnoload."):
         level, frame = level + 1, frame.f_back

@@ -16,7 +16,7 @@ from agnoload.batching.tree import map_leaves
 from agnoload.errors import AgnoloadError, LoaderClosed, OptionError, SampleStopped, add_note, one_line
 from agnoload.fetching.error_policy import FailureBudget
 from agnoload.messages import EMPTY, Reply, Request
-from agnoload.monitoring.logs import Journal
+from agnoload.monitoring.logs import WorkerLogRelay
 from agnoload.monitoring.stats import Recorder
 from agnoload.planning.plan import Plan, Progress
 from agnoload.planning.state import EpochPosition
@@ -37,7 +37,7 @@ class Account:
     """Takes note of what replies say beside their batch: times, log records, warnings, and samples that failed."""
 
     def __init__(
-        self, recorder: Recorder, journal: Journal, say: Callable[[str], None], budget: FailureBudget | None
+        self, recorder: Recorder, journal: WorkerLogRelay, say: Callable[[str], None], budget: FailureBudget | None
     ) -> None:
         self._recorder = recorder
         self._journal = journal

@@ -12,8 +12,8 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import partial
 from types import GenericAlias
@@ -24,6 +24,7 @@ import numpy.typing as npt
 from agnoload._types import (
     AnyOptions,
     B,
+    BatchT,
     K,
     KeywordOptions,
     KnownOptions,
@@ -34,21 +35,21 @@ from agnoload._types import (
     ScalarT,
     Source,
     Unsaid,
-)
+)  # fmt: skip
 from agnoload.backend import registry
 from agnoload.backend.base import Backend
 from agnoload.datasets import find_caches
 from agnoload.errors import CALLED, LoaderClosed, WarnOnce
 from agnoload.fetching.error_policy import ErrorPolicy, FailureBudget, ReplacementKeys
-from agnoload.fetching.fetch import Fetcher, WorkerSetup
-from agnoload.fetching.stream_source import StreamSetup
+from agnoload.fetching.fetch import Fetcher
+from agnoload.fetching.stream_source import StreamSetup, WorkerSetup
 from agnoload.iterator import PLACED_AHEAD, Account, LoaderIterator, Supply, end_with_program
 from agnoload.messages import Request
 from agnoload.monitoring.auto import Choice, choose_for_dataset, choose_for_stream
-from agnoload.monitoring.benchmark import Benchmark, RepeatedFetch, measure
-from agnoload.monitoring.logs import Journal
-from agnoload.monitoring.stats import Recorder, Stats, Timeline
-from agnoload.options import Options
+from agnoload.monitoring.benchmark import Benchmark, RepeatedFetch, run_benchmark
+from agnoload.monitoring.logs import WorkerLogRelay
+from agnoload.monitoring.stats import Recorder, Stats
+from agnoload.options import Option, Options
 from agnoload.planning.epochs import EpochCounter
 from agnoload.planning.plan import Plan
 from agnoload.planning.planner import Planner
@@ -62,34 +63,6 @@ from agnoload.protocols import Pool
 from agnoload.system import local_world_size, usable_cores, usable_memory
 from agnoload.validate import integer, number, number_of
 
-if TYPE_CHECKING:
-    from typing_extensions import TypeVar
-
-    BatchT = TypeVar("BatchT", default=Any, covariant=True)
-else:
-    from typing import TypeVar
-
-    BatchT = TypeVar("BatchT")
-V = TypeVar("V")
-
-
-class _Option(Generic[V]):
-    """An option of a loader, to be read under its own name, or that of another attribute of `Options`."""
-
-    def __init__(self, text: str, name: str = "") -> None:
-        self.__doc__ = text
-        self._name = name
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = self._name or name
-
-    def __get__(self, loader: Any, owner: Any = None) -> V:
-        value: Any = self if loader is None else getattr(loader._options, self._name)
-        return value  # type: ignore[no-any-return]
-
-    def __set__(self, loader: Any, value: Any) -> None:
-        raise AttributeError(f"{self._name} cannot be changed: make a new DataLoader")
-
 
 class DataLoader(Generic[BatchT]):
     """Loads batches from a dataset, in this process or through workers; iterate it once an epoch.
@@ -97,8 +70,7 @@ class DataLoader(Generic[BatchT]):
     Parameters have torch's names and meanings, plus:
 
     num_workers: a number, or `"auto"`: none where a batch costs less than its way through a worker, else up to one for
-        each core that affinity and control group allow; chosen once, by a probe. `repr` and `stats()` say how many, and
-        why.
+        each core that affinity and control group allow. A probe decides, once; `repr` and `stats()` say why.
     backend: a name (`"numpy"`, `"torch"`, `"jax"`, `"cupy"`, or one that is installed) or a `Backend`: whose arrays the
         batches are made of.
     device: where to put the batches, in the backend's own terms; None leaves them in the host's memory.
@@ -111,9 +83,9 @@ class DataLoader(Generic[BatchT]):
         `(error, index)` that returns one of these.
     max_worker_restarts: how many times a worker that dies is replaced, and its requests loaded again.
     retry: exception types for which a sample is tried again, or a `Retry` that says how often and after which pauses.
-    max_failed: how many samples of an epoch may be skipped or replaced before it is a `TooManyFailed`: a count (int) or
-        a share (float below 1). Counted in the order of the batches; a share is judged as if at least 100 samples had
-        been tried, and once more at the end of the epoch. A saved state carries the count.
+    max_failed: how many samples of an epoch may be skipped or replaced before `TooManyFailed` is raised: a count (int)
+        or a share (float below 1), which is judged as if at least 100 samples had been tried, and again at the end of
+        the epoch. A saved state carries the count.
 
     Raises `OptionError` for options that cannot work, `BackendUnavailable` for a backend that cannot run here.
 
@@ -168,36 +140,18 @@ class DataLoader(Generic[BatchT]):
                  worker_init_fn: Callable[[int], object] | None = None, multiprocessing_context: Any = None,
                  generator: Any = None, *, backend: str | Backend = ..., **options: Unpack[KeywordOptions]
                  ) -> None: ...
-    # fmt: on
     def __init__(
-        self,
-        dataset: Any,
-        batch_size: int | None = 1,
-        shuffle: bool | None = None,
-        sampler: Any = None,
-        batch_sampler: Any = None,
-        num_workers: int | Literal["auto"] = 0,
-        collate_fn: Callable[[Any], Any] | None = None,
-        pin_memory: bool = False,
-        drop_last: bool = False,
-        timeout: float = 0,
-        worker_init_fn: Callable[[int], object] | None = None,
-        multiprocessing_context: Any = None,
-        generator: Any = None,
-        *,
-        prefetch_factor: int | None = None,
-        persistent_workers: bool = False,
-        pin_memory_device: str = "",
-        in_order: bool = True,
-        backend: str | Backend = "numpy",
-        device: Any = None,
-        seed: int | None = None,
-        worker_type: Literal["process", "thread"] = "process",
+        self, dataset: Any, batch_size: int | None = 1, shuffle: bool | None = None, sampler: Any = None,
+        batch_sampler: Any = None, num_workers: int | Literal["auto"] = 0,
+        collate_fn: Callable[[Any], Any] | None = None, pin_memory: bool = False, drop_last: bool = False,
+        timeout: float = 0, worker_init_fn: Callable[[int], object] | None = None, multiprocessing_context: Any = None,
+        generator: Any = None, *, prefetch_factor: int | None = None, persistent_workers: bool = False,
+        pin_memory_device: str = "", in_order: bool = True, backend: str | Backend = "numpy", device: Any = None,
+        seed: int | None = None, worker_type: Literal["process", "thread"] = "process",
         on_error: Literal["raise", "skip", "replace"] | Callable[[Exception, Any], str] = "raise",
-        max_worker_restarts: int = 0,
-        retry: Any = None,
-        max_failed: int | float | None = None,
+        max_worker_restarts: int = 0, retry: Any = None, max_failed: int | float | None = None,
     ) -> None:
+        # fmt: on
         self._options = options = Options(
             dataset, batch_size, shuffle, sampler, batch_sampler, num_workers, collate_fn, pin_memory, drop_last,
             timeout, worker_init_fn, multiprocessing_context, generator, prefetch_factor, persistent_workers,
@@ -211,44 +165,37 @@ class DataLoader(Generic[BatchT]):
         self._planner = planner = Planner(options, registry.rank_and_world(self._backend), self._say)
         self._choice: Choice | None = None
         self._worker_seed: int | None = None
-        self._start(
-            EpochCounter(planner.user_sampler, options.seed, generator, default=0 if planner.is_split else None)
-        )
-        self._keeper.prepare()
-
-    def _start(self, epochs: EpochCounter) -> None:
-        """Create what changes from now on."""
-        self._epochs = epochs
+        self._epochs = EpochCounter(planner.user_sampler, options.seed, generator, 0 if planner.is_split else None)
         self._restored: Plan | None = None
         self._iterators: weakref.WeakValueDictionary[int, LoaderIterator[Any]] = weakref.WeakValueDictionary()
         self._starting = threading.RLock()
         self._closings = 0
         self._recorder = Recorder()
-        self._journal = Journal()
+        self._journal = WorkerLogRelay()
         ahead = PLACED_AHEAD if self._device is not None else 0
         self._keeper = PoolKeeper(self._options, self._backend, ahead, self._journal.replay, self._say)
+        self._keeper.prepare()
         weakref.finalize(self, PoolKeeper.end, self._keeper)
 
-    dataset = _Option[Any]("The dataset.")
-    batch_size = _Option[int | None]("Samples a batch; None with a batch sampler or without batches.", "cut_size")
-    batch_sampler = _Option[Any]("The batch sampler that was given, or None.")
-    collate_fn = _Option[Any]("The function that makes a batch of samples; None for the default.")
-    pin_memory = _Option[bool]("Whether batches lie in page-locked memory.")
-    drop_last = _Option[bool]("Whether an incomplete last batch is left out.")
-    timeout = _Option[float]("Seconds that a batch may take; 0 without limit.")
-    multiprocessing_context = _Option[Any]("The start method or context that was asked for.")
-    generator = _Option[Any]("The generator that gives a seed for each epoch, or None.")
-    prefetch_factor = _Option[int]("Batches under way for each worker.", "prefetch")
-    persistent_workers = _Option[bool]("Whether workers live on from epoch to epoch.")
-    in_order = _Option[bool]("Whether batches come in the sampler's order, or as they are ready.")
-    device = _Option[Any]("Where batches are placed, or None.")
+    dataset = Option[Any]("The dataset.")
+    batch_size = Option[int | None]("Samples a batch; None with a batch sampler or without batches.", "cut_size")
+    batch_sampler = Option[Any]("The batch sampler that was given, or None.")
+    collate_fn = Option[Any]("The function that makes a batch of samples; None for the default.")
+    pin_memory = Option[bool]("Whether batches lie in page-locked memory.")
+    drop_last = Option[bool]("Whether an incomplete last batch is left out.")
+    timeout = Option[float]("Seconds that a batch may take; 0 without limit.")
+    multiprocessing_context = Option[Any]("The start method or context that was asked for.")
+    generator = Option[Any]("The generator that gives a seed for each epoch, or None.")
+    prefetch_factor = Option[int]("Batches under way for each worker.", "prefetch")
+    persistent_workers = Option[bool]("Whether workers live on from epoch to epoch.")
+    in_order = Option[bool]("Whether batches come in the sampler's order, or as they are ready.")
+    device = Option[Any]("Where batches are placed, or None.")
 
     @property
     def worker_init_fn(self) -> Callable[[int], object] | None:
         """The function that each worker calls with its number before its first sample.
 
-        It can be set, as trainers do, and counts from the next `iter` on. A function that splits a stream over the
-        workers must be given to the constructor.
+        It may be set, and counts from the next `iter` on; one that splits a stream must be given to the constructor.
         """
         return self._options.worker_init_fn
 
@@ -316,8 +263,6 @@ class DataLoader(Generic[BatchT]):
         except CALLED:  # the constructor has raised, or the repr of a part does
             return object.__repr__(self)
 
-    # ------------------------------------------------------------------------------------------------ iteration
-
     def __iter__(self) -> LoaderIterator[BatchT]:
         return self._iterate(None)
 
@@ -357,8 +302,7 @@ class DataLoader(Generic[BatchT]):
         if plan.exhausted and plan.passed:  # a state of the very end: the next epoch begins
             plan = self._next_plan(plan.end())
         began = time.monotonic()
-        isolated = self._options.worker_type == "process" and self.num_workers > 0
-        pool, release = self._keeper.open(self._fetcher(isolated, self.num_workers, plan), self.num_workers)
+        pool, release = self._keeper.open(self._fetcher(self.num_workers, plan), self.num_workers)
         self._recorder.opened(time.monotonic() - began, type(pool) is ProcessPool and release is None)
         return self._iterator(plan, pool, release, limit)
 
@@ -383,17 +327,17 @@ class DataLoader(Generic[BatchT]):
         self._iterators[id(iterator)] = iterator
         return iterator
 
-    def _fetcher(self, isolated: bool, workers: int, plan: Plan | None = None) -> Fetcher:
+    def _fetcher(self, workers: int, plan: Plan | None = None) -> Fetcher:
         options, planner = self._options, self._planner
         if self._worker_seed is None:  # kept, though a generator gives others later: kept workers do not learn of it
             self._worker_seed = self.seed if plan is None else plan.seed
-        replaces = planner.has_random_access and options.on_error not in ("raise", "skip")
         stream = None
         if isinstance(plan, StreamPlan):
             resumed, splits = plan.epoch if plan.resumed else -1, planner.init_splits
-            stream = StreamSetup(workers, planner.rank, options.drop_last, splits, resumed, plan.reader_start)
-        kind: Any = "process" if isolated else "thread" if options.worker_type == "thread" and workers else "inline"
-        init, ranks = options.worker_init_fn, (planner.rank, planner.world_size)
+            stream = StreamSetup(options.drop_last, splits, resumed, plan.reader_start)
+        kind: Any = options.worker_type if workers else "inline"
+        ranks, init = (planner.rank, planner.world_size), options.worker_init_fn
+        replaces = planner.has_random_access and options.on_error not in ("raise", "skip")
         keys = ReplacementKeys(planner.sampler, self._epochs.order_seed) if replaces else None
         return Fetcher(
             options.dataset,
@@ -403,8 +347,6 @@ class DataLoader(Generic[BatchT]):
             policy=ErrorPolicy(options.on_error, options.retry, keys),
             stream=stream,
         )
-
-    # ------------------------------------------------------------------------------------------------ state
 
     def state_dict(self) -> dict[str, Any]:
         """Where the batches that were yielded end, for `load_state_dict`; `json.dumps` takes it.
@@ -427,8 +369,6 @@ class DataLoader(Generic[BatchT]):
         self._epochs.restore(place)
         self._restored = restored
 
-    # ------------------------------------------------------------------------------------------------ the rest
-
     def stats(self) -> Stats:
         """What was loaded so far and where the time went, with a verdict in one sentence.
 
@@ -438,11 +378,11 @@ class DataLoader(Generic[BatchT]):
         """
         workers, preload = self.num_workers, self._keeper.preload
         choice = "as asked for" if self._choice is None else f"auto: {self._choice.reason}"
-        stats = self._recorder.stats(workers, choice, _cores(), find_caches(self._options.dataset))
+        cores, caches = usable_cores(local_world_size()), find_caches(self._options.dataset)
+        stats = self._recorder.stats(workers, choice, cores, caches)
         return replace(stats, imported_apart=() if preload is None else tuple(sorted(preload.left_out)))
 
-    @contextmanager
-    def trace(self, path: str | os.PathLike[str]) -> Iterator[None]:
+    def trace(self, path: str | os.PathLike[str]) -> AbstractContextManager[None]:
         """While the context is open, keep a timeline; at its end, write it for Perfetto and chrome://tracing.
 
         A row for the consumer (wait, work) and one for each worker (wait, fetch, collate, encode); without workers all
@@ -456,14 +396,7 @@ class DataLoader(Generic[BatchT]):
         >>> sorted({event["name"] for event in json.loads(path.read_text())["traceEvents"]})
         ['collate', 'fetch', 'thread_name', 'wait', 'work']
         """
-        with open(path, "w", encoding="utf-8") as file:  # now: a path that cannot be written must not cost a run
-            timeline = Timeline(inline=self.num_workers == 0)
-            self._recorder.trace(timeline)
-            try:
-                yield
-            finally:
-                self._recorder.end_trace(timeline)
-                timeline.write(file)
+        return self._recorder.recording(path, inline=self.num_workers == 0)
 
     def benchmark(self, seconds: float = 5.0) -> Benchmark:
         """Measure the loader by itself, then what it could give if loading took no time; print it to read advice.
@@ -476,15 +409,11 @@ class DataLoader(Generic[BatchT]):
         one batch again and again: ... batches/s, the most that it can give
         ...
         """
-        half = max(number("seconds", seconds, 0, "a number of seconds, not negative"), 0.02) / 2
-        with self._twin(self.num_workers) as twin:
-            alone, first = measure(lambda: twin, half)
-            stats = twin.stats()
-        with self._twin(0) as twin:
-            plan = twin._planner.plan(twin._epochs.begin(), 0)
-            pool = InlinePool(RepeatedFetch(twin._fetcher(False, 0, plan)))
-            ceiling, _ = measure(lambda: twin._iterator(plan, pool, None, sys.maxsize), half)
-        return Benchmark(alone, ceiling, first, stats.samples / stats.batches, stats.verdict)
+        seconds = number("seconds", seconds, 0, "a number of seconds, not negative")
+        with self._twin(self.num_workers) as twin, self._twin(0) as inline:
+            plan = inline._planner.plan(inline._epochs.begin(), 0)
+            pool = InlinePool(RepeatedFetch(inline._fetcher(0, plan)))
+            return run_benchmark(twin, lambda: inline._iterator(plan, pool, None, sys.maxsize), seconds)
 
     def _twin(self, workers: int) -> DataLoader[BatchT]:
         """The same loader once more, for measurements that this one must not notice."""
@@ -497,21 +426,17 @@ class DataLoader(Generic[BatchT]):
 
     def _choose_workers(self) -> Choice:
         """The choice for `num_workers="auto"`: from a look at the dataset, and a probe in a worker of its own."""
-        options, cores = self._options, _cores()
+        options, cores = self._options, usable_cores(local_world_size())
         if options.stream:
             return choose_for_stream(options.dataset, cores)
-        fetcher = self._fetcher(options.worker_type == "process", 1)
+        fetcher = self._fetcher(1)
         if fetcher.gathers:
             return Choice(0, "whole batches are gathered in one step, quicker than through a worker")
-        return choose_for_dataset(
-            partial(self._keeper.start, fetcher, 1),
-            Request(0, self.epoch, 0, None if options.batched else 0, 0, self.seed),
-            len(options.dataset) if hasattr(options.dataset, "__len__") else 0,
-            options.cut_size or getattr(options.batch_sampler, "batch_size", None) or 1,
-            options.prefetch,
-            cores,
-            usable_memory(),
-        )
+        start = partial(self._keeper.start, fetcher, 1)
+        request = Request(0, self.epoch, 0, None if options.batched else 0, 0, self.seed)
+        length = len(options.dataset) if hasattr(options.dataset, "__len__") else 0
+        size = options.cut_size or getattr(options.batch_sampler, "batch_size", None) or 1
+        return choose_for_dataset(start, request, length, size, options.prefetch, cores, usable_memory())
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Travels, and is copied, as its options, its epoch and seed, and what a subclass has put on it.
@@ -527,9 +452,8 @@ class DataLoader(Generic[BatchT]):
     def close(self) -> None:
         """End all workers, within a second whatever they do; twice is fine, and iterating again starts new ones.
 
-        An iterator that was under way raises `LoaderClosed`, also where another thread waits in it, and so does an
-        `iter` that is starting workers; batches that were yielded stay valid. Any thread and a signal handler may call
-        this.
+        An iterator that is under way raises `LoaderClosed`, even while another thread waits in it, and so does an
+        `iter` that is starting workers; yielded batches stay valid. Any thread and a signal handler may call it.
         """
         self._closings += 1  # before: an iterator that is being made is among them, or sees this
         for known in self._iterators.valuerefs():  # a list: another thread may be making one
@@ -542,11 +466,6 @@ class DataLoader(Generic[BatchT]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _cores() -> int:
-    """The cores that this process may use, beside others that train with it on this machine."""
-    return usable_cores(local_world_size())
 
 
 def _rebuild(

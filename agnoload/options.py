@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -150,6 +150,27 @@ class Options:
                 f"the dataset is a tuple of {len(self.dataset)} arrays, so each whole array is one sample: for one "
                 "sample a row, make it agnoload.ArrayDataset(*arrays)"
             )
+
+
+V = TypeVar("V")
+
+
+class Option(Generic[V]):
+    """An attribute of a loader that shows the option, or the attribute of `Options`, of that name."""
+
+    def __init__(self, text: str, name: str = "") -> None:
+        self.__doc__ = text
+        self._name = name
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = self._name or name
+
+    def __get__(self, loader: Any, owner: Any = None) -> V:
+        value: Any = self if loader is None else getattr(loader._options, self._name)
+        return value  # type: ignore[no-any-return]
+
+    def __set__(self, loader: Any, value: Any) -> None:
+        raise AttributeError(f"{self._name} cannot be changed: make a new DataLoader")
 
 
 def callable_or_none(name: str, value: Any) -> Any:

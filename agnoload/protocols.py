@@ -1,6 +1,6 @@
-"""The seams: who calls whom, with what, and what must hold.
+"""The interfaces between rooms: who calls whom, with what, and what must hold.
 
-Each one is small enough to be faked in a test; `agnoload.testing` has the fakes.
+Each one is small enough to fake in a test; `agnoload.testing` has the fakes.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class Pool(Protocol):
     """Answers requests, in any order; each request is answered exactly once, or `receive` raises.
 
     The loader calls `submit` while its window has room, `receive` when it needs a batch that is not there yet, and
-    `close` at the end, at the latest when the loader is closed; after `close`, which may be called twice, nothing is
-    left of it. `ready` says whether `receive` would return without waiting. `waiting` is true where an exception that a
-    signal handler raises leaves everything as it was: `receive` may be called again.
+    `close` at the end, at the latest when the loader is closed. `close` may be called twice and leaves nothing behind.
+    `ready` says whether `receive` would return without waiting. While `waiting` is true, an exception out of a signal
+    handler loses nothing: `receive` may be called again.
     """
 
     @property
@@ -53,7 +53,7 @@ class Fetch(Protocol):
 
 
 class ClosableFetch(Fetch, Protocol):
-    """One that may have something open: files that a stream reads."""
+    """One that may hold open files: those that a stream reads."""
 
     def close(self) -> None:
         """Called at the end, in the thread or process that answers."""
@@ -61,7 +61,7 @@ class ClosableFetch(Fetch, Protocol):
 
 @runtime_checkable
 class Stateful(Protocol):
-    """Has a place to save and to go back to: a dataset, a stream, a sampler of the user's."""
+    """Can save its position and return to it: a dataset, a stream, a user's sampler."""
 
     def state_dict(self) -> Any: ...
 

@@ -18,7 +18,7 @@ import numpy as np
 from agnoload.errors import OptionError
 
 ROOT = Path("/")
-"""Where `/proc` and `/sys` are looked for, unless a test says otherwise."""
+"""Where to look for `/proc` and `/sys`; tests give another folder."""
 
 
 def usable_cores(sharing: int = 1, root: Path = ROOT) -> int:
@@ -46,12 +46,12 @@ def affine_cores() -> int:
 
 
 def quota_cores(root: Path = ROOT) -> float | None:
-    """Cores' worth of time that the control group, and those above it, allow; None without a limit."""
+    """The cores' worth of time that the control group and its parents allow; None without a limit."""
     return min(_quotas(root), default=None)
 
 
 def usable_memory(root: Path = ROOT) -> int:
-    """Bytes of memory: the machine's, or what the control group allows of them."""
+    """Bytes of memory: the machine's, or fewer if the control group allows fewer."""
     return min((limit for limit in (physical_memory(), memory_limit(root)) if limit is not None), default=sys.maxsize)
 
 
@@ -64,7 +64,7 @@ def physical_memory() -> int | None:
 
 
 def memory_limit(root: Path = ROOT) -> int | None:
-    """Bytes that the control group, and those above it, allow; None without a limit."""
+    """Bytes that the control group and its parents allow; None without a limit."""
     limits = []
     for folder in _groups(root, "memory"):
         for name in ("memory.max", "memory.limit_in_bytes"):
@@ -86,7 +86,7 @@ def _quotas(root: Path) -> Iterator[float]:
 
 
 def _groups(root: Path, controller: str) -> Iterator[Path]:
-    """The folders of this process's control groups, and of those above them, that speak of a controller."""
+    """The folders of this process's control groups, and of their parents, for one controller."""
     with contextlib.suppress(OSError, ValueError):
         for line in (root / "proc/self/cgroup").read_text().splitlines():
             _, controllers, group = line.split(":", 2)
@@ -98,7 +98,7 @@ def _groups(root: Path, controller: str) -> Iterator[Path]:
 
 
 def resident() -> int:
-    """The memory of this process that is resident, in bytes; 0 where the system does not tell."""
+    """This process's resident memory in bytes; 0 where the system does not report it."""
     with contextlib.suppress(OSError):
         return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
     return 0
@@ -128,7 +128,7 @@ VARIABLES = (
     ("SLURM_PROCID", "SLURM_NTASKS"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
 )
-"""The pairs of environment variables that are looked up, in this order: torchrun and most others, SLURM, Open MPI."""
+"""The pairs of environment variables, in the order of look-up: torchrun and most others, SLURM, Open MPI."""
 
 
 def rank_and_world(
@@ -136,9 +136,9 @@ def rank_and_world(
 ) -> tuple[int, int]:
     """This process's rank and the number of processes: from the environment, else from a backend, else (0, 1).
 
-    A pair of variables counts when both are set; that of SLURM only in a process that `srun` has started, one for each
-    task: an interactive shell and a batch script have it as well. Where there are several ranks, a log record (INFO)
-    says once which one this is. `OptionError` for what is no rank: `0 <= rank < world size` must hold.
+    A pair of variables counts when both are set. SLURM's counts only in a process that `srun` has started, one for each
+    task, because interactive shells and batch scripts have it too. With several ranks, a log record (INFO) says once
+    which one this is. `OptionError` unless `0 <= rank < world size`.
 
     >>> rank_and_world(environ={"RANK": "1", "WORLD_SIZE": "4"})
     (1, 4)
@@ -165,7 +165,7 @@ def rank_and_world(
 
 
 def _is_srun(environ: Mapping[str, str]) -> bool:
-    """Whether SLURM has started this process as one of its tasks, as far as the environment shows it."""
+    """Whether SLURM has started this process as one of its tasks, as far as the environment shows."""
     tasks = environ.get("SLURM_STEP_NUM_TASKS")
     if tasks:
         return tasks == environ.get("SLURM_NTASKS")
@@ -182,18 +182,18 @@ LOCAL_VARIABLES = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE")
 
 
 def local_world_size(environ: Mapping[str, str] | None = None) -> int:
-    """How many processes that train together share this machine, as torchrun and Open MPI say; else 1.
+    """How many processes that train together share this machine, as torchrun and Open MPI report; else 1.
 
     >>> local_world_size({"LOCAL_WORLD_SIZE": "8"})
     8
     """
     found = os.environ if environ is None else environ
-    told = next((found[name] for name in LOCAL_VARIABLES if found.get(name)), "1")
-    return max(1, int(told)) if told.isdecimal() else 1
+    size = next((found[name] for name in LOCAL_VARIABLES if found.get(name)), "1")
+    return max(1, int(size)) if size.isdecimal() else 1
 
 
 def check_rank(rank: int, world: int, where: str) -> tuple[int, int]:
-    """`(rank, world)` if they can be, else `OptionError` that begins with `where`."""
+    """`(rank, world)` if they are legal, else an `OptionError` that begins with `where`."""
     numbers = all(isinstance(number, (int, np.integer)) for number in (rank, world))
     if not numbers or world < 1 or not 0 <= rank < world:
         raise OptionError(f"{where} must satisfy 0 <= rank < world size, got rank {rank!r} and world size {world!r}")
@@ -204,11 +204,11 @@ LockT = TypeVar("LockT")
 
 
 def free_in_forks(lock: LockT) -> LockT:
-    """The lock itself; a forked child frees it. The thread that may hold it is not in the child to do so.
+    """The lock itself, which a forked child finds free: the thread that may hold it at the fork is not in the child.
 
-    For locks that live as long as the process: each stays registered.
+    For locks that live as long as the process, because each stays registered.
     """
     renewed: Any = lock
     if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=renewed._at_fork_reinit)  # what the locks of `logging` do
+        os.register_at_fork(after_in_child=renewed._at_fork_reinit)  # as `logging` does
     return lock

@@ -1,4 +1,4 @@
-"""What an argument, or a part of a saved state, must be, and how things are named in errors and reprs."""
+"""Checks of arguments and of saved states, and how errors and reprs name things."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from agnoload.errors import OptionError, StateError
 
 
 def integer(name: str, value: Any, low: int, what: str) -> int:
-    """A Python int that is at least `low` and that 64 bits hold; `what` says so in words."""
+    """A Python int that is at least `low` and that 64 bits hold; `what` describes it in the error."""
     given = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
     if not given or not low <= value < 1 << 63:
         raise OptionError(f"{name} must be {what}, got {value!r}")
@@ -25,7 +26,7 @@ def positive(name: str, value: Any) -> int:
 
 
 def number(name: str, value: Any, low: float, what: str, high: float = math.inf) -> float:
-    """A finite number, as a Python float, from `low` to `high`; `what` says so in words."""
+    """A finite number, as a Python float, from `low` to `high`; `what` describes it in the error."""
     given = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
     try:
         found = float(value) if given else math.nan
@@ -44,7 +45,7 @@ def flag(name: str, value: Any) -> bool:
 
 
 def word(name: str, value: Any, words: Collection[str], or_else: str = "") -> Any:
-    """One of some words; `or_else` says what the caller has allowed in their place."""
+    """One of some words; `or_else` names what else the caller allows."""
     if not isinstance(value, str) or value not in words:  # an array would be compared element by element
         *others, last = [*map(repr, words), *filter(None, [or_else])]
         raise OptionError(f"{name} must be {', '.join(others)} or {last}, got {value!r}")
@@ -61,7 +62,7 @@ def sized(name: str, value: Any) -> Any:
 
 
 def members(name: str, value: Any, what: str) -> Iterator[Any]:
-    """Something to iterate; `what` says of what."""
+    """An iterator over the value; `what` describes it in the error."""
     try:
         found: Iterator[Any] = iter(value)
     except TypeError:
@@ -69,8 +70,16 @@ def members(name: str, value: Any, what: str) -> Iterator[Any]:
     return found
 
 
+def array_of(name: str, value: Any) -> npt.NDArray[Any]:
+    """A list, array, tensor or column as a NumPy array, without a copy where possible."""
+    try:
+        return np.asarray(value)
+    except ValueError as error:  # rows of unequal length
+        raise OptionError(f"{name} must be an array, or lists that make one, got {shown(value)}: {error}") from None
+
+
 def brief(thing: Any) -> str:
-    """A dataset, sampler or whatever else stands in their place, in some words: its own if they are few."""
+    """A dataset or sampler in a few words: its own repr if that is short."""
     kind = type(thing)
     if getattr(kind, "__repr__", None) is object.__repr__ or (kind in _BUILT_IN and len(thing) > 8):
         return counted(thing)
@@ -79,19 +88,19 @@ def brief(thing: Any) -> str:
 
 
 _BUILT_IN = {list, tuple, dict, set, str, bytes, np.ndarray}
-"""Types that would say all that is in them."""
+"""Types whose repr shows all that is in them."""
 
 
 def counted(thing: Any) -> str:
-    """The name of a thing's type, and how much is in it if it says so: `Images(1000 items)`."""
+    """The name of a thing's type, and its length if it has one: `Images(1000 items)`."""
     try:
         return f"{type(thing).__name__}({number_of(len(thing), 'item')})"
-    except Exception:  # of the user's, or the thing is not made yet; a repr must not fail
+    except Exception:  # user code, or the thing is half made; a repr must not fail
         return f"{type(thing).__name__}()"
 
 
 def number_of(count: int, thing: str, things: str | None = None) -> str:
-    """A count with its noun: `1 batch`, `2 batches`; `things` where it is not said in this way."""
+    """A count with its noun: `1 batch`, `2 batches`; `things` for an irregular plural."""
     return f"{count} {thing if count == 1 else things or thing + ('es' if thing.endswith(('s', 'ch')) else 's')}"
 
 
@@ -101,16 +110,16 @@ def name_of(function: Any) -> str:
 
 
 LARGEST = (1 << 63) - 1
-"""No epoch and no position is larger: they are parts of a key."""
+"""The largest epoch and position: both are parts of a random key."""
 FARTHEST = 1 << 44
-"""No stream, and no lane of one, is longer, so that its places on `MOST_RANKS` ranks are parts of a key too."""
+"""The longest stream and lane, so that its positions on `MOST_RANKS` ranks are parts of a key too."""
 MOST_RANKS = 1 << 16
 SHOWN = 200
 """Characters of a value in an error."""
 
 
 def shown(value: Any) -> str:
-    """A value in an error, shortened: a state may hold, or be, anything."""
+    """A value in an error, shortened: a state may hold anything."""
     try:
         text = repr(value)
     except Exception:  # an int of more digits than Python prints, or the repr is the user's
@@ -119,7 +128,7 @@ def shown(value: Any) -> str:
 
 
 def same(saved: Any, here: Any) -> bool:
-    """Whether a part of a state is what it must be here; 1 is not True."""
+    """Whether a part of a state equals what this loader has; 1 is not True."""
     try:
         return repr(saved) == repr(here)
     except Exception:  # as for `shown`
@@ -135,7 +144,7 @@ def whole(value: Any, what: str, largest: int | None = LARGEST) -> int:
 
 
 def items(value: Any, what: str, count: int | None = None) -> list[Any]:
-    """A list, of so many things, or `StateError`."""
+    """A list, of `count` members if given, or `StateError`."""
     if not isinstance(value, (list, tuple)) or (count is not None and len(value) != count):
         wanted = "a list" if count is None else f"a list of {count}"
         raise StateError(f"{what} in a state must be {wanted}, got {shown(value)}")
@@ -143,7 +152,7 @@ def items(value: Any, what: str, count: int | None = None) -> list[Any]:
 
 
 def fields(value: Any, what: str, *names: str) -> list[Any]:
-    """What a dict holds under just these names, or `StateError`."""
+    """The values of a dict that has exactly these names, or `StateError`."""
     if not isinstance(value, Mapping) or set(value) != set(names):
         raise StateError(f"{what} in a state must be a dict of {', '.join(names)}, got {shown(value)}")
     return [value[name] for name in names]

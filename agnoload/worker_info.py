@@ -1,4 +1,4 @@
-"""Who is asking: the facts that user code in a worker can look up."""
+"""`get_worker_info()`: what user code can ask about the worker that runs it."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class WorkerInfo:
     rank: int = 0
     world_size: int = 1
     asked: int = 0
-    """How often user code has looked: a stream that asks shards itself."""
+    """How often user code has called `get_worker_info()`: a stream that asks splits itself."""
     on_asked: Callable[[], None] | None = field(default=None, repr=False, compare=False)
-    """Called whenever user code looks, by who must know at once: while a stream is read."""
+    """Called each time that user code asks; set while a stream is read, where the answer changes what is read."""
     divisible: bool = True
-    """Whether a stream that is read may split itself: not where each worker reads lanes, or parts of which some might
-    not."""
+    """Whether the stream being read may split itself: not where each worker reads lanes, or where only some parts would
+    split."""
 
 
 _current: ContextVar[WorkerInfo | None] = ContextVar("agnoload_worker_info", default=None)
@@ -50,16 +50,16 @@ def get_worker_info() -> WorkerInfo | None:
 
 
 def framework_worker_info() -> WorkerInfo | None:
-    """The same for code that was written for a framework's loader, and asks the framework.
+    """The same for code that was written for a framework's loader and asks the framework.
 
-    None, as without workers, where a stream is read that must not split itself: such code always would.
+    None, as without workers, while a stream is read that must not split itself: such code would always split it.
     """
     info = _current.get()
     return None if info is not None and info.on_asked is not None and not info.divisible else get_worker_info()
 
 
 def peek_worker_info() -> WorkerInfo | None:
-    """The same for this library itself: it does not count as having asked."""
+    """The same for this library itself, which does not count as asking."""
     return _current.get()
 
 

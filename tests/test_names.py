@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 import agnoload
+from agnoload.options import Option
 
 CONTRACT = re.findall(
     r"\w+",
@@ -65,10 +66,10 @@ def needs_words() -> Iterator[tuple[str, Any]]:
         yield name, value
         if inspect.isclass(value):
             for key, member in vars(value).items():
-                if not key.startswith("_") and (
-                    inspect.isroutine(member) or isinstance(member, (property, classmethod, staticmethod))
-                ):
-                    yield f"{name}.{key}", getattr(value, key) if not isinstance(member, property) else member
+                is_data = isinstance(member, (property, Option))
+                ours = is_data or inspect.isroutine(member) or isinstance(member, (classmethod, staticmethod))
+                if ours and not key.startswith("_"):
+                    yield f"{name}.{key}", member if is_data else getattr(value, key)
 
 
 @pytest.mark.parametrize("name", CONTRACT)

@@ -12,7 +12,7 @@ from agnoload.batching.ragged import Ragged, fill_value, runs
 from agnoload.batching.stacking import Array, new_array
 from agnoload.errors import OptionError
 from agnoload.protocols import Empty, IndexArray
-from agnoload.validate import positive
+from agnoload.validate import array_of, positive
 
 
 class PackedRows(NamedTuple):
@@ -91,7 +91,7 @@ def pack_sequences(lengths: Any, capacity: int) -> PackedRows:
     (array([1, 0, 0]), 0.75)
     """
     positive("capacity", capacity)
-    array = np.asarray(lengths)
+    array = array_of("lengths", lengths)
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         raise OptionError(f"lengths must be a flat list of integers, got shape {array.shape} and dtype {array.dtype}")
     bad = np.flatnonzero((array < 0) | (array > capacity))
@@ -110,7 +110,7 @@ def _first_fit(lengths: IndexArray, capacity: int) -> tuple[IndexArray, IndexArr
     """Row and start of each sequence, and the number of rows; all sequences of one length are placed at once.
 
     Equal sequences fill the first row with room until it has none, then the next: each row takes as many as fit into
-    its room, until there are no more. Rows that are not open yet stand behind the others, with all their room.
+    its room, until there are no more. Rows that are not open yet come last, with all their room.
     """
     row = np.zeros(len(lengths), np.int64)
     start = np.zeros(len(lengths), np.int64)

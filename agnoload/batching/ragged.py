@@ -19,7 +19,7 @@ from agnoload.batching.stacking import JOINED_BYTES, Array, Column, collate_erro
 from agnoload.batching.tree import Node, Path, register_node
 from agnoload.errors import OptionError
 from agnoload.protocols import Empty, IndexArray
-from agnoload.validate import members, number_of, positive, word
+from agnoload.validate import array_of, members, number_of, positive, word
 
 Arrays = list[Array]
 Form = Literal["padded", "packed", "list"]
@@ -93,7 +93,7 @@ class Ragged:
     offsets: Any
 
     def __init__(self, values: Any, offsets: Any) -> None:
-        values, offsets = np.asarray(values), np.asarray(offsets)
+        values, offsets = array_of("values", values), array_of("offsets", offsets)
         if values.ndim == 0:
             raise OptionError("values must have a first axis, the rows of all items; got an array without axes")
         if offsets.ndim != 1 or offsets.dtype.kind not in "iu" or not len(offsets):
@@ -131,7 +131,7 @@ class Ragged:
         >>> Ragged.from_padded([[1, 2, 3], [4, 0, 0]], [3, 1]).list()
         [array([1, 2, 3]), array([4])]
         """
-        values, lengths = np.asarray(values), np.asarray(lengths)
+        values, lengths = array_of("values", values), array_of("lengths", lengths)
         if values.ndim < 2:
             raise OptionError(f"a padded array must have axes (items, width, ...), got shape {values.shape}")
         if lengths.shape != values.shape[:1] or (lengths.dtype.kind not in "iu" and lengths.size):
@@ -391,7 +391,7 @@ def fill_value(value: Any, dtype: np.dtype[Any]) -> Array:
         with np.errstate(all="ignore"):
             fill[...] = value
             exact = dtype.kind not in "iubSU" or bool(fill == value)
-            kept = exact and (dtype.kind != "f" or bool(np.isfinite(fill) == np.isfinite(value)))
+            kept = exact and (dtype.kind not in "fc" or bool(np.isfinite(fill) == np.isfinite(value)))
     except (TypeError, ValueError, OverflowError):
         kept = False
     if not kept:

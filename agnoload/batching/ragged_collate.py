@@ -38,7 +38,7 @@ def ragged_collate(
     `Packed(values, offsets)` or, as a list, views of one array. Named fields may also hold lists and `bytes`.
 
     `shift={"faces": "verts"}` adds to the index field `faces` the number of `verts` (rows, or an int field's value)
-    that stand before the item in the batch. It holds for the packed form; in the others indices keep their own numbers.
+    that come before the item in the batch. It holds for the packed form; in the others indices keep their own numbers.
     `axis` is the one that differs, for all fields or by field (`{"edge_index": 1}`). `value` is the padding, for all or
     by field, 0 where it is not given, and -1 for index fields. `side` and `multiple_of` are those of `Ragged.padded`;
     in the packed form the rows of all items together are padded at the end up to a multiple, so that batches have few

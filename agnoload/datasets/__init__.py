@@ -1,8 +1,8 @@
 """Map-style datasets: something with `__getitem__` and `__len__`, what is made of others, and what is kept compactly.
 
-`base`: what all share, one after the other, and how whole batches are asked for. `arrays`: rows of arrays. `combine`:
-side by side, or some of it. `split`: random parts. `packed`: lists in one piece of memory. `cache`: decoded samples
-that all workers share. `inspect`: a look into datasets for what a loader wants to know.
+`base`: what all share, datasets one after the other, and how a loader asks for whole batches. `arrays`: rows of arrays.
+`combine`: datasets side by side, or some samples of one. `split`: random parts. `packed`: lists in one piece of memory.
+`cache`: decoded samples that all workers share. `inspect`: finds caches and large lists in a dataset.
 """
 
 from agnoload.datasets.arrays import ArrayDataset, TensorDataset

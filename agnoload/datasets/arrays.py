@@ -99,7 +99,7 @@ class ArrayDataset(Dataset[T_co]):
     def __repr__(self) -> str:
         named = isinstance(self.arrays, dict)
         items = self.arrays.items() if isinstance(self.arrays, dict) else enumerate(self.arrays)
-        fields = [f"{name}: {_words(array)}" if named else _words(array) for name, array in items]
+        fields = [f"{name}: {_dtype_and_shape(array)}" if named else _dtype_and_shape(array) for name, array in items]
         return f"ArrayDataset({number_of(len(self), 'sample')} of {', '.join(fields)})"
 
 
@@ -139,5 +139,5 @@ def _take(array: Array, indices: IndexArray, empty: Empty) -> Array:
     return out
 
 
-def _words(array: Array) -> str:
+def _dtype_and_shape(array: Array) -> str:
     return f"{array.dtype}[{', '.join(map(str, array.shape[1:]))}]" if array.ndim > 1 else str(array.dtype)

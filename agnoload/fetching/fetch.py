@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from agnoload.backend import registry
 from agnoload.batching.collate import collate, default_convert, install_registry, registry_snapshot
@@ -14,25 +13,13 @@ from agnoload.errors import CollateError, add_note, attributes_of
 from agnoload.fetching.copies import Copies
 from agnoload.fetching.error_policy import ErrorPolicy
 from agnoload.fetching.samples import IndexedSource, stopped
-from agnoload.fetching.stream_source import StreamSetup, StreamSource
+from agnoload.fetching.stream_source import StreamSetup, StreamSource, WorkerSetup
 from agnoload.global_rng import RequestGenerators
 from agnoload.messages import EMPTY, LEFTOVER_LANE, Failure, Reply, Request, StreamReport
 from agnoload.protocols import Empty
 from agnoload.seeding import Purpose, Rewinder, SampleContext
 from agnoload.streams import is_indexed
 from agnoload.worker_info import WorkerInfo, set_worker_info
-
-
-@dataclass(frozen=True)
-class WorkerSetup:
-    """Who loads: this thread, threads of this process, or processes; and what `get_worker_info()` says there."""
-
-    kind: Literal["inline", "thread", "process"]
-    workers: int
-    seed: int
-    rank: int = 0
-    world_size: int = 1
-    init: Callable[[int], object] | None = None
 
 
 class Fetcher:
@@ -65,7 +52,9 @@ class Fetcher:
         self._source: IndexedSource | StreamSource
         self._gather: Any = None
         if self._stream is not None:
-            self._source = StreamSource(self.dataset, self._stream, self._policy, context, self._generators)
+            self._source = StreamSource(
+                self.dataset, self._stream, self._setup, self._policy, context, self._generators
+            )
             return
         self._source = IndexedSource(self.dataset, self._batched, self._policy, context, self._generators)
         if self._batched and self.collate_fn is None and not self._policy.tolerant and self._policy.retry is None:
@@ -118,8 +107,8 @@ class Fetcher:
             registry.install_table(self._tables[1])
         registry.enter_worker()
         if isinstance(self._source, StreamSource):
-            self._source.begin(self._info, setup.init)
-        elif setup.init is not None:
+            self._source.begin(self._info)
+        if setup.init is not None:
             setup.init(worker)
 
     def close(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from agnoload.errors import OptionError, add_note, attributes_of, one_line
 from agnoload.fetching.error_policy import ErrorPolicy
@@ -19,30 +19,41 @@ from agnoload.worker_info import WorkerInfo
 
 
 @dataclass(frozen=True)
+class WorkerSetup:
+    """Who loads: this thread, threads of this process, or processes; and what `get_worker_info()` says there."""
+
+    kind: Literal["inline", "thread", "process"]
+    workers: int
+    """0 where the user's thread loads."""
+    seed: int
+    rank: int = 0
+    world_size: int = 1
+    init: Callable[[int], object] | None = None
+
+
+@dataclass(frozen=True)
 class StreamSetup:
     """How a stream is read."""
 
-    workers: int
-    """0 where the user's thread reads it."""
-    rank: int
     drop_last: bool
     init_splits: bool
     """Whether `worker_init_fn` is taken to split it over the workers."""
     epoch: int
     """The epoch that is resumed within, -1 if none is."""
-    start: StreamStart | None
-    """Where that one begins; None for a probe."""
+    start: StreamStart
+    """Where that one begins."""
 
 
 class StreamSource:
     """Loads the samples of a stream."""
 
     def __init__(
-        self, stream: Any, setup: StreamSetup, policy: ErrorPolicy, context: SampleContext,
+        self, stream: Any, setup: StreamSetup, workers: WorkerSetup, policy: ErrorPolicy, context: SampleContext,
         generators: RequestGenerators,
     ) -> None:  # fmt: skip
         self._stream = stream
         self._setup = setup
+        self._workers = workers
         self._policy = policy
         self._context = context
         self._generators = generators
@@ -52,22 +63,17 @@ class StreamSource:
         self._failed: list[Failure] = []
         self._worker = 0
         self._doubtful: WorkerInfo | None = None
-        """Set where `worker_init_fn` has left the stream as it was."""
+        """Set while it may turn out that `worker_init_fn` has not split the stream."""
         self.report: StreamReport | None = None
         """Of the request that is being answered; None until the stream has been read for it."""
         self.culprit: Failure | None = None
 
-    def begin(self, info: WorkerInfo, init: Callable[[int], object] | None) -> None:
+    def begin(self, info: WorkerInfo) -> None:
         """Called in a worker before its first request."""
         self._worker = info.id
-        if self._setup.start is not None:
-            first_states(self._stream, self._setup.start.first)
-        if init is not None:
-            before = _attributes(self._stream)
-            init(info.id)
-            same = before == _attributes(self._stream)
-            if self._setup.workers > 1 and same and not is_shared(self._stream):
-                self._doubtful = info
+        first_states(self._stream, self._setup.start.first)
+        if self._setup.init_splits and info.num_workers > 1 and not is_shared(self._stream):
+            self._doubtful = info
 
     def close(self) -> None:
         """Let go of what is open; a request that comes later opens it again."""
@@ -86,7 +92,7 @@ class StreamSource:
             chunk = self._reader_for(request).read(request.lane_batch, request.lane, request.size)
             samples, first, stride, rank, self.report, error = chunk
             if self._doubtful is not None and self.report.self_sharded:
-                self._doubt(self._doubtful)
+                self._warn_if_unsplit(self._doubtful)
             if error is not None:
                 raise error
             report = None if self.report == StreamReport(places=request.size) else self.report
@@ -103,12 +109,12 @@ class StreamSource:
             self._reader = StreamReader(
                 self._stream,
                 worker=self._worker,
-                workers=setup.workers,
+                workers=self._workers.workers,
                 begin=self._begin_batch,
                 start=setup.start if setup.epoch == request.epoch else None,
-                self_sharded=setup.workers > 0 and setup.init_splits,
+                self_sharded=self._workers.workers > 0 and setup.init_splits,
                 drop_last=setup.drop_last,
-                rank=setup.rank,
+                rank=self._workers.rank,
                 failed=self._sample_failed if self._policy.tolerant else None,
                 tried=self._retrying if self._policy.retry is not None else None,
             )
@@ -139,18 +145,12 @@ class StreamSource:
             raise OptionError(f"on_error must return 'raise' or 'skip', got {action!r}") from error
         return False
 
-    def _doubt(self, info: WorkerInfo) -> None:
-        """The stream counts as split by `worker_init_fn`: say so if nothing speaks for it."""
+    def _warn_if_unsplit(self, info: WorkerInfo) -> None:
+        """The stream counts as split by `worker_init_fn`: warn if nobody can have done that."""
         self._doubtful = None
         if not info.asked:
             self._generators.notices.append(
-                f"worker_init_fn is taken to split the stream over the {self._setup.workers} workers, but nobody has "
-                "asked get_worker_info() and the stream is as it was: unless it is split in some other way, every "
-                "sample comes once for each worker. Do elsewhere what worker_init_fn does, or give the stream "
-                "num_shards and shard(i)"
+                f"worker_init_fn is taken to split the stream over the {info.num_workers} workers, but nobody has "
+                "asked get_worker_info(): unless it is split in some other way, every sample comes once for each "
+                "worker. Do elsewhere what worker_init_fn does, or give the stream num_shards and shard(i)"
             )
-
-
-def _attributes(dataset: Any) -> dict[str, int]:
-    """What an object holds, by identity; other threads may be at work on it."""
-    return {name: id(value) for name, value in dict.copy(getattr(dataset, "__dict__", {})).items()}

@@ -61,7 +61,16 @@ class RepeatedFetch:
         self._fetch.close()
 
 
-def measure(batches: Callable[[], Iterable[Any]], seconds: float) -> tuple[float, float]:
+def run_benchmark(loader: Any, again: Callable[[], Iterable[Any]], seconds: float) -> Benchmark:
+    """Measure a loader for one half of the time, and for the other what `again` gives: one batch, without end."""
+    half = max(seconds, 0.02) / 2
+    alone, first = _rate(lambda: loader, half)
+    ceiling, _ = _rate(again, half)
+    stats = loader.stats()
+    return Benchmark(alone, ceiling, first, stats.samples / stats.batches, stats.verdict)
+
+
+def _rate(batches: Callable[[], Iterable[Any]], seconds: float) -> tuple[float, float]:
     """Iterate batches again and again for a while: batches a second after the first one, and when that one came."""
     began = now = time.monotonic()
     first, count = 0.0, 0

@@ -1,94 +1,96 @@
-"""What is logged and warned of in workers reaches the user's process: records through its handlers, warnings once.
+"""Log records and warnings of workers reach the user's process: records through its handlers, warnings once.
 
-A worker collects what was said while it loaded a batch, and the batch brings it along. What it has said of a batch that
-it does not finish lies in shared memory, where its parent finds it. Prints need no way of their own: a worker writes to
-the same standard output and error as its parent.
+A worker captures what is logged while it loads a batch, and the reply takes the records along; those of a batch that
+kills its worker are lost with it. Prints need no relay: a worker writes to the same standard output and error.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import pickle
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from itertools import takewhile
 from typing import Any, NamedTuple, TextIO
 
-from agnoload.errors import CALLED
-from agnoload.transport.remote_errors import Described, describe, dumps, portable, rebuild
+from agnoload.transport.remote_errors import Described, describe, portable, rebuild
 
 REMEMBERED = 10_000
-"""Warnings are told apart up to so many; then the counting begins again."""
+"""Distinct warnings that are remembered; then the memory is cleared, and each may come once more."""
 
 
-class Logged(NamedTuple):
+class LogRecord(NamedTuple):
     """A log record as plain values."""
 
     attributes: dict[str, Any]
 
 
-class Warned(NamedTuple):
+class WarningRecord(NamedTuple):
     """A warning, and the place in the user's code that it is for."""
 
-    what: Described
+    warning: Described
     filename: str
     lineno: int
     module: str | None
 
 
-Said = list[Logged | Warned]
+LogRecords = list[LogRecord | WarningRecord]
 
 
-def settings() -> dict[str, Any]:
-    """What a worker must know of this process: the levels of its loggers and its warning filters, as plain values.
+class LogSettings(NamedTuple):
+    """The levels of a process's loggers and its warning filters, as plain values."""
 
-    No worker shall import a package for the sake of a filter on its warnings: from the first such filter on, the worker
-    lets everything through, and the filters are applied where the warning arrives.
+    level: int
+    levels: dict[str, int]
+    disabled: int
+    filters: list[Any]
+
+
+def log_settings() -> LogSettings:
+    """What a worker must know of this process.
+
+    A filter on a class of some package must not make workers import the package: from the first such filter on, a
+    worker lets every warning through, and the filters apply where the warning arrives.
     """
     root = logging.getLogger()
     known = root.manager.loggerDict.copy()  # another thread may be making loggers
-    named = {name: logger for name, logger in known.items() if isinstance(logger, logging.Logger)}
-    levels = {name: logger.level for name, logger in named.items() if logger.level}
+    levels = {name: each.level for name, each in known.items() if isinstance(each, logging.Logger) and each.level}
     filters: list[Any] = list(takewhile(lambda entry: entry[2].__module__ == "builtins", warnings.filters))
     if len(filters) < len(warnings.filters):
         filters.append(("always", None, Warning, None, 0))
-    return {"level": root.level, "levels": levels, "disabled": root.manager.disable, "filters": filters}
+    return LogSettings(root.level, levels, root.manager.disable, filters)
 
 
-class Listener(logging.Handler):
+class WorkerLogCapture(logging.Handler):
     """In a worker: collects log records and warnings until a reply takes them along."""
 
     def __init__(self, worker: int) -> None:
         super().__init__()
         self._worker = worker
-        self.keep: Callable[[bytes], None] | None = None
-        """Is given each thing that was said at once, as `heard` reads it, in case no reply takes it along."""
-        self._said: Said = []
+        self._records: LogRecords = []
         self._seen: set[Any] = set()
 
-    def install(self, around: Mapping[str, Any] | None) -> None:
-        """Take the place of all handlers, also of those that a forked process has inherited, and of `showwarning`."""
+    def install(self, settings: LogSettings | None) -> None:
+        """Replace all handlers, also those that a forked process has inherited, and `warnings.showwarning`."""
         root = logging.getLogger()
         for logger in (root, *root.manager.loggerDict.values()):
             if isinstance(logger, logging.Logger):
                 logger.handlers.clear()
                 logger.propagate = True
         root.addHandler(self)
-        warnings.showwarning = self._show
-        if around is not None:
-            root.setLevel(around["level"])
-            for name, level in around["levels"].items():
+        warnings.showwarning = self._show_warning
+        if settings is not None:
+            root.setLevel(settings.level)
+            for name, level in settings.levels.items():
                 logging.getLogger(name).setLevel(level)
-            logging.disable(around["disabled"])
+            logging.disable(settings.disabled)
             warnings.resetwarnings()
-            warnings.filters[:] = around["filters"]  # type: ignore[index]
+            warnings.filters[:] = settings.filters  # type: ignore[index]
 
-    def take(self) -> Said:
-        """What was said since the last time."""
-        said, self._said = self._said, []
-        return said
+    def drain(self) -> LogRecords:
+        """The records since the last call."""
+        records, self._records = self._records, []
+        return records
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -100,66 +102,40 @@ class Listener(logging.Handler):
         if record.exc_info and not record.exc_text:
             attributes["exc_text"] = logging.Formatter().formatException(record.exc_info)
         attributes |= {"msg": text, "worker": self._worker, "processName": f"agnoload-worker-{self._worker}"}
-        self._say(Logged(attributes))
+        self._records.append(LogRecord(attributes))
 
-    def _show(
-        self,
-        message: Warning | str,
-        category: type[Warning],
-        filename: str,
-        lineno: int,
-        file: TextIO | None = None,
+    def _show_warning(
+        self, message: Warning | str, category: type[Warning], filename: str, lineno: int, file: TextIO | None = None,
         line: str | None = None,
-    ) -> None:
-        key = (str(message), category, filename, lineno)
-        if not _first_time(key, self._seen):
-            return
-        warning = message if isinstance(message, Warning) else category(message)
-        frame = sys._getframe()
-        while frame.f_back is not None and frame.f_code.co_filename != filename:
-            frame = frame.f_back
-        module = frame.f_globals.get("__name__") if frame.f_code.co_filename == filename else None
-        self._say(Warned(describe(warning), filename, lineno, module))
-
-    def _say(self, what: Logged | Warned) -> None:
-        self._said.append(what)
-        if self.keep is not None:
-            self.keep(dumps(what))
+    ) -> None:  # fmt: skip
+        if _first_time((str(message), category, filename, lineno), self._seen):
+            warning = message if isinstance(message, Warning) else category(message)
+            frame = sys._getframe()
+            while frame.f_back is not None and frame.f_code.co_filename != filename:
+                frame = frame.f_back
+            module = frame.f_globals.get("__name__") if frame.f_code.co_filename == filename else None
+            self._records.append(WarningRecord(describe(warning), filename, lineno, module))
 
 
-def heard(pieces: Iterable[bytes]) -> Said:
-    """What a worker has said that did not live to answer, as far as it can be read."""
-    said: Said = []
-    for piece in pieces:
-        with contextlib.suppress(*CALLED):
-            said.append(pickle.loads(piece))
-    return said
-
-
-class Journal:
-    """A loader's side: passes on what its workers said, each distinct warning once."""
+class WorkerLogRelay:
+    """A loader's side: passes on what its workers logged, each distinct warning once."""
 
     def __init__(self) -> None:
         self._seen: set[Any] = set()
 
-    def replay(self, said: Sequence[Logged | Warned]) -> None:
-        """Hand records to the handlers of this process, and give the warnings; a filter may make one an error."""
-        for item in said:
-            if isinstance(item, Logged):
-                record = logging.makeLogRecord(item.attributes)
-                logger = logging.getLogger(record.name)
-                if logger.isEnabledFor(record.levelno):
-                    logger.handle(record)
-            else:
-                self._warn(item)
-
-    def _warn(self, warned: Warned) -> None:
-        if not _first_time((warned.what.name, warned.what.text, warned.filename, warned.lineno), self._seen):
-            return
-        warning = rebuild(warned.what)
-        if not isinstance(warning, Warning):
-            warning = UserWarning(str(warning))
-        warnings.warn_explicit(warning, type(warning), warned.filename, warned.lineno, warned.module)
+    def replay(self, records: Sequence[LogRecord | WarningRecord]) -> None:
+        """Hand records to this process's handlers and give the warnings, which a filter may turn into errors."""
+        for record in records:
+            if isinstance(record, LogRecord):
+                made = logging.makeLogRecord(record.attributes)
+                logger = logging.getLogger(made.name)
+                if logger.isEnabledFor(made.levelno):
+                    logger.handle(made)
+            elif _first_time((record.warning.name, record.warning.text, record.filename, record.lineno), self._seen):
+                warning = rebuild(record.warning)
+                if not isinstance(warning, Warning):
+                    warning = UserWarning(str(warning))
+                warnings.warn_explicit(warning, type(warning), record.filename, record.lineno, record.module)
 
 
 def _first_time(key: Any, seen: set[Any]) -> bool:

@@ -1,43 +1,45 @@
-"""What a loader has done and where the time went: an account, a verdict, a timeline."""
+"""What a loader has done and where the time went: an account, and a verdict in one sentence."""
 
 from __future__ import annotations
 
-import json
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TextIO
+from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from agnoload.batching.tree import node_of
 from agnoload.messages import Failure, Reply
+from agnoload.monitoring.timeline import Timeline
 from agnoload.validate import number_of
 
 TRANSPORT = 300e-6
-"""Seconds that a batch's way through a worker costs; what takes less is better loaded here."""
+"""Seconds that it costs to hand a batch over from a worker; what takes less is better loaded without workers."""
 LITTLE = 0.05
-"""Who waits for less than this share of the time has nothing to gain."""
+"""A loop that waits for less than this share of the time has nothing to gain."""
 KEPT_FAILURES = 1000
-"""A bad sample takes some 200 bytes: of more than these only their number is kept."""
+"""Failed samples that are kept, some 200 bytes each; the others are only counted."""
+KEPT_WAITS = 10_000
+"""Percentiles are those of the last waits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stats:
     """An account of what a loader has delivered so far, over all its epochs; made by `loader.stats()`, unchangeable.
 
-    Times are in seconds. `seconds`: from asking for the first batch of an epoch to its last one, and what `iter()` took
-    before, summed over epochs; the user's work on batches is in it, what is done between epochs is not. `wait_seconds`:
-    what `iter()` and `next()` took of it, `wait_first`: what they took until each worker's first batch, while workers
-    start and import; `wait_p50` ...: percentiles over batches, within 3%. `bytes`: of the arrays in the batches, before
-    a backend converts them. `busy`: the share of its time since its first batch began that each worker was loading;
-    without workers, that of the process that iterates. `num_failed`: how many samples were skipped
-    or replaced, and `failed`: index and error of the first 1,000 of them. `cache_hits`, `cache_misses`: of every
-    `CachedDataset` inside. `num_workers`: how many there are now, and `choice` why. `verdict`: one sentence on whether
-    data is the bottleneck, and what to do. `imported_apart`: packages that each worker imports for itself, since their
-    import starts a thread or leaves a file open, which processes must not share.
+    Times are in seconds. `seconds`: what `iter()` took, and from the first `next()` of an epoch to its last batch,
+    summed over epochs; the user's work on batches counts, the time between epochs does not. `wait_seconds`: what
+    `iter()` and `next()` took of it. `wait_first`: what they took until each worker's first batch, while workers
+    start and import. `wait_p50` ...: percentiles over the last 10,000 batches. `bytes`: of the arrays in the batches,
+    before a backend converts them. `busy`: the share of its time since its first batch began that each worker was
+    loading; without workers, that of the process that iterates. `num_failed`: how many samples were skipped or
+    replaced, and `failed`: index and error of the first 1,000 of them. `cache_hits`, `cache_misses`: of every
+    `CachedDataset` inside. `num_workers`: how many there are now, and `choice` why. `verdict`: one sentence on
+    whether data is the bottleneck, and what to do. `imported_apart`: packages that each worker imports for itself,
+    since their import starts a thread or leaves a file open, which processes must not share.
 
     >>> from agnoload import DataLoader
     >>> loader = DataLoader(range(10), 4)
@@ -93,29 +95,6 @@ def _time(seconds: float) -> str:
     return f"{seconds * 1e6:.3g} \N{MICRO SIGN}s"
 
 
-class Histogram:
-    """Durations in bins that grow by 5%, from 100 nanoseconds to some hours: bounded memory, percentiles within 3%."""
-
-    _LOW = 1e-7
-    _STEP = math.log(1.05)
-    _BINS = 520
-
-    def __init__(self) -> None:
-        self._counts = np.zeros(self._BINS, np.int64)
-
-    def add(self, seconds: npt.NDArray[np.float64]) -> None:
-        """Many at once: one by one they would cost a hundred times as much."""
-        bins = np.log(np.maximum(seconds, self._LOW) / self._LOW) / self._STEP
-        self._counts += np.bincount(np.minimum(bins, self._BINS - 1).astype(np.int64), minlength=self._BINS)
-
-    def percentiles(self, wanted: Sequence[float]) -> list[float]:
-        total = int(self._counts.sum())
-        if not total:
-            return [0.0] * len(wanted)
-        places = np.searchsorted(np.cumsum(self._counts), [share / 100 * total for share in wanted])
-        return [self._LOW * math.exp((int(place) + 0.5) * self._STEP) for place in places]
-
-
 class Sums(NamedTuple):
     """Totals since a loader was made."""
 
@@ -128,6 +107,8 @@ class Sums(NamedTuple):
     """Seconds of work of all workers."""
     alive: float
     """Seconds in which workers could have worked, all of them together."""
+    samples: int = 0
+    nbytes: int = 0
 
     @property
     def share_waited(self) -> float:
@@ -153,7 +134,8 @@ class Sums(NamedTuple):
 
 
 class Recorder:
-    """Counts as batches pass by. What is noted of each is two tuples; they are summed up many at a time."""
+    """Counts batches. It notes two tuples for each batch and sums them up many at a time, which is a hundred times
+    cheaper than one by one."""
 
     CHUNK = 1024
 
@@ -162,7 +144,6 @@ class Recorder:
         """Of replies: the worker, where it ended before, when it took this up and when it ended."""
         self._given: list[tuple[float, float, float, int, int]] = []
         """Of batches: when the one before was given out, when it was asked for and given out, its samples and bytes."""
-        self._samples = self._bytes = 0
         self._sums = Sums(0, 0.0, 0.0, 0.0, 0.0, 0.0)
         self._first = 0.0
         self._renewed = False
@@ -171,8 +152,8 @@ class Recorder:
         self._first_epoch = 0.0
         """What of `_first` the first epoch has waited, which imports for the others."""
         self._opening: set[int] = set()
-        """Replies under way that are the first of their worker: who waits for one waits for the worker's start."""
-        self._waits = Histogram()
+        """Replies that are the first of their worker, and not yet delivered: a wait for one is one for the start."""
+        self._waits = np.zeros(0)
         self._alive = np.zeros(0)
         self._loading = np.zeros(0)
         self._num_failed = 0
@@ -180,7 +161,7 @@ class Recorder:
         self._timelines: tuple[Timeline, ...] = ()
 
     def opened(self, seconds: float, renewed: bool) -> None:
-        """An epoch has its workers, after so long."""
+        """An epoch has its workers; to start them took `seconds`."""
         self._renewed = renewed
         self._first_epoch = self._first if self._epochs == 1 else self._first_epoch
         self._epochs += 1
@@ -191,7 +172,7 @@ class Recorder:
     def arrived(self, reply: Reply, ends: dict[int, float]) -> None:
         """A pool has answered; `ends` is where that pool's workers ended before, kept by its iterator."""
         finished = reply.finished
-        if not finished:  # it tells of a death
+        if not finished:  # the pool's own, about a death
             return
         worker, started = reply.worker, reply.started
         if worker not in ends:
@@ -226,19 +207,18 @@ class Recorder:
         work, self._work = self._work, []
         if work:
             self._count_work(work)
-        seconds = waited = 0.0
         if given:
             since, began, now, samples, nbytes = zip(*given, strict=True)
             waits = np.subtract(now, began)
-            self._waits.add(waits)
-            seconds, waited = float(np.subtract(now, since).sum()), float(waits.sum())
-            self._samples += sum(samples)
-            self._bytes += sum(nbytes)
-        old = self._sums
-        self._sums = Sums(
-            old.batches + len(given), old.seconds + seconds, old.waited + waited, self._first,
-            float(self._loading.sum()), float(self._alive.sum()),
-        )  # fmt: skip
+            self._waits = np.concatenate([self._waits, waits])[-KEPT_WAITS:]
+            seconds = float(np.subtract(now, since).sum())
+            old = self._sums
+            self._sums = old._replace(
+                batches=old.batches + len(given), seconds=old.seconds + seconds, waited=old.waited + float(waits.sum()),
+                samples=old.samples + sum(samples), nbytes=old.nbytes + sum(nbytes),
+            )  # fmt: skip
+        loading, alive = float(self._loading.sum()), float(self._alive.sum())
+        self._sums = self._sums._replace(first=self._first, loading=loading, alive=alive)
         return self._sums
 
     def _count_work(self, work: list[tuple[int, float, float, float]]) -> None:
@@ -251,22 +231,27 @@ class Recorder:
     def stats(self, workers: int, choice: str, cores: int, caches: Sequence[Any]) -> Stats:
         """The account as it stands."""
         sums = self.sums()
-        p50, p95, p99 = self._waits.percentiles((50, 95, 99))
+        p50, p95, p99 = np.percentile(self._waits if len(self._waits) else [0.0], (50, 95, 99)).tolist()
         busy = np.minimum(self._loading / np.maximum(self._alive, 1e-9), 1.0).tolist()
         once = self._epochs == 1 or self._first_epoch > sums.first / 2
         return Stats(
-            sums.batches, self._samples, self._bytes, sums.seconds, sums.waited, sums.first, p50, p95, p99, tuple(busy),
+            sums.batches, sums.samples, sums.nbytes, sums.seconds, sums.waited, sums.first, p50, p95, p99, tuple(busy),
             self._num_failed, tuple(self._failed), sum(cache.hits for cache in caches),
             sum(cache.misses for cache in caches), workers, choice,
             verdict(sums, workers, cores, self._num_failed, self._renewed, once),
         )  # fmt: skip
 
-    def trace(self, timeline: Timeline) -> None:
-        """Keep a timeline, too."""
-        self._timelines += (timeline,)
-
-    def end_trace(self, timeline: Timeline) -> None:
-        self._timelines = tuple(other for other in self._timelines if other is not timeline)
+    @contextmanager
+    def recording(self, path: str | os.PathLike[str], inline: bool) -> Iterator[None]:
+        """Keep a timeline as well, and write it at the end."""
+        with open(path, "w", encoding="utf-8") as file:  # now: a path that cannot be written must not cost a run
+            timeline = Timeline(inline)
+            self._timelines += (timeline,)
+            try:
+                yield
+            finally:
+                self._timelines = tuple(other for other in self._timelines if other is not timeline)
+                timeline.write(file)
 
 
 def size_of(batch: Any) -> int:
@@ -305,9 +290,10 @@ def verdict(sums: Sums, workers: int, cores: int, failed: int = 0, renewed: bool
         faster = f"; the loader is {1 / busy:.1f} times faster than the loop that uses it" if 0 < busy < 0.67 else ""
         return f"{waited}{faster}: nothing to gain here"
     a_batch = sums.loading / sums.batches
+    handing_over = "about what it costs to hand one over from a worker"
     if workers == 0:
         if a_batch < TRANSPORT:
-            return f"{waited}, but a batch takes {_time(a_batch)}, no more than a worker's way: workers do not help"
+            return f"{waited}, but a batch takes {_time(a_batch)}, {handing_over}: workers do not help"
         wanted = max(1, math.ceil(min(sums.workers_needed, cores)))
         return f"{waited}, loading in this process: workers load while the loop works, try num_workers={wanted}"
     calm = sums.share_steady < LITTLE
@@ -319,8 +305,8 @@ def verdict(sums: Sums, workers: int, cores: int, failed: int = 0, renewed: bool
     alone = sums.loading + sums.seconds - sums.waited  # what the same would have taken in one process
     if not calm and (a_batch < TRANSPORT or (busy < 0.8 and alone < 1.1 * (sums.seconds - sums.first))):
         return (
-            f"{waited}, with {crew}: a batch takes {_time(a_batch)}, its way from a worker no less, so workers do not "
-            f"help: use num_workers=0, or {kept if started and renewed and not once else 'larger batches'}"
+            f"{waited}, with {crew}: a batch takes {_time(a_batch)}, {handing_over}: workers do not help, use "
+            f"num_workers=0 or {kept if started and renewed and not once else 'larger batches'}"
         )
     if started and renewed and once:
         return (
@@ -336,67 +322,12 @@ def verdict(sums: Sums, workers: int, cores: int, failed: int = 0, renewed: bool
         )
     if busy < 0.8:
         return (
-            f"{waited}, with {crew}: some batches take much longer than others: raise prefetch_factor, or take them as "
-            "they come with in_order=False"
+            f"{waited}, with {crew}: some batches take much longer than others: raise prefetch_factor, or use "
+            "in_order=False"
         )
     if workers < cores:
         return f"{waited}; {crew}: add workers ({cores} usable cores), or make samples cheaper"
     return (
-        f"{waited}; {crew}: add workers if samples wait for a disk or a network, else make them cheaper, or keep them "
-        f"in a CachedDataset: all usable cores ({cores}) are taken"
+        f"{waited}; {crew}, on all usable cores ({cores}): add workers if samples wait for a disk or a network, else "
+        "make samples cheaper, or keep them in a CachedDataset"
     )
-
-
-class _Span(NamedTuple):
-    """One box of a timeline."""
-
-    row: int
-    name: str
-    start: float
-    end: float
-    request: int | None = None
-    samples: int | None = None
-
-
-class Timeline:
-    """Events for Perfetto and chrome://tracing: a row for the consumer and one for each worker.
-
-    What is loaded in the consumer's own thread (`inline`) stands on its row, inside of its waiting.
-    """
-
-    CONSUMER = 0
-
-    def __init__(self, inline: bool) -> None:
-        self._inline = inline
-        self._spans: list[_Span] = []
-
-    def loaded(self, reply: Reply, since: float) -> None:
-        """A reply has come from a worker that had ended what it did before at `since`."""
-        row, number, add = (self.CONSUMER if self._inline else reply.worker + 1), reply.number, self._spans.append
-        if not self._inline:
-            add(_Span(row, "wait", since, reply.started))
-        add(_Span(row, "fetch", reply.started, reply.fetched, number, reply.samples))
-        add(_Span(row, "collate", reply.fetched, reply.collated, number))
-        if not self._inline:
-            add(_Span(row, "encode", reply.collated, reply.finished, number))
-
-    def waited(self, since: float, began: float, now: float) -> None:
-        """The consumer worked on a batch from `since` to `began`, and then waited."""
-        self._spans.append(_Span(self.CONSUMER, "work", since, began))
-        self._spans.append(_Span(self.CONSUMER, "wait", began, now))
-
-    def write(self, file: TextIO) -> None:
-        """As JSON in the Chrome trace format; times in microseconds."""
-        pid = os.getpid()
-        spans = [span for span in self._spans if span.end > span.start > 0]
-        names = {self.CONSUMER: "consumer"}
-        names.update({row: f"worker {row - 1}" for row in sorted({span.row for span in spans} - {self.CONSUMER})})
-        events: list[dict[str, Any]] = [
-            {"ph": "M", "pid": pid, "tid": row, "name": "thread_name", "args": {"name": name}}
-            for row, name in names.items()
-        ]
-        for row, name, start, end, *said in spans:
-            args = {key: value for key, value in zip(("request", "samples"), said, strict=True) if value is not None}
-            box = {"ph": "X", "pid": pid, "tid": row, "name": name, "cat": "agnoload", "args": args}
-            events.append({**box, "ts": start * 1e6, "dur": (end - start) * 1e6})
-        json.dump({"traceEvents": events, "displayTimeUnit": "ms"}, file)

@@ -21,7 +21,7 @@ class Plan:
     ends_by_reply = False
     """Whether only the replies tell where the epoch ends."""
 
-    def __init__(self, start: EpochPosition) -> None:
+    def __init__(self, start: EpochPosition, before: int = 0) -> None:
         self.start = start
         self.epoch = start.epoch
         self.seed = start.seeds.samples
@@ -29,9 +29,9 @@ class Plan:
         """Whether some of it was delivered before."""
         self.others = False
         """Whether other ranks may have batches left where this one has none, so that it stays in their epoch."""
-        self.before = 0
+        self.before = before
         """The number of batches before `start`."""
-        self.batches = 0
+        self.batches = before
         """The number of the next batch."""
         self.given = 0
         """How many of its own batches have reached the user, with samples or as an error."""
@@ -79,8 +79,8 @@ class OrderedPlan(Plan):
     """
 
     def __init__(self, start: EpochPosition, before: int) -> None:
-        super().__init__(start)
-        self.before = self.batches = self._watermark = before
+        super().__init__(start, before)
+        self._watermark = before
         self._last: Request | None = None
         """The one before the watermark."""
         self._beyond: dict[int, Request] = {}

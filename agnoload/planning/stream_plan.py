@@ -12,14 +12,14 @@ from __future__ import annotations
 from collections import Counter, defaultdict, deque
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 from agnoload.errors import AgnoloadError
 from agnoload.messages import LEFTOVER_LANE, LaneStart, Reply, Request, StreamReport, StreamStart, request_numbers
 from agnoload.planning.plan import Plan
 from agnoload.planning.state import EpochPosition, Kind, StreamPosition, fitted
 from agnoload.streams import first_states, length_or_none, split_of
-from agnoload.streams.layout import layout_of
+from agnoload.streams.layout import Layout, layout_of
 
 
 @dataclass(slots=True)
@@ -65,6 +65,28 @@ class _Entry:
         return self.concluded and (self.delivered or not self.filled)
 
 
+class _Shape(NamedTuple):
+    """What a loader asks of a stream."""
+
+    layout: Layout
+    size: int
+    workers: int
+    drop_last: bool
+    each: int | None
+
+
+class _Leftover:
+    """What was left over at the ends of the lanes, as batches."""
+
+    def __init__(self) -> None:
+        self.merged = 0
+        """How many of these samples are delivered."""
+        self.asked = 0
+        """How many of `requests` are under way."""
+        self.requests: list[Request] | None = None
+        """Those that are not delivered yet; None until all lanes have ended and all that was asked for has arrived."""
+
+
 class StreamPlan(Plan):
     """The batches of one epoch of a stream.
 
@@ -88,55 +110,45 @@ class StreamPlan(Plan):
         rank: int | None = None,
         each: int | None = None,
     ) -> None:
-        super().__init__(start)
-        self.before = -(-start.position // size)
-        self._layout = layout = layout_of(stream, rank)
-        self._size = size
-        self._workers = max(1, workers)
-        self._drop_last = drop_last
-        self._each = each
-        own = (self_sharded or layout.shared) and workers
-        self._kind: Kind = "lanes" if layout.lanes else "workers" if own else "stream"
-        widths = {"lanes": layout.lanes, "workers": self._workers, "stream": 1}
-        self._lanes = [_Lane() for _ in range(widths[self._kind])]
+        super().__init__(start, -(-start.position // size))
+        self.batches = 0
+        self._shape = _Shape(layout_of(stream, rank), size, max(1, workers), drop_last, each)
+        lanes = self._shape.layout.lanes
+        own = (self_sharded or self._shape.layout.shared) and workers
+        self._kind: Kind = "lanes" if lanes else "workers" if own else "stream"
+        self._lanes = [_Lane() for _ in range(lanes or (max(1, workers) if own else 1))]
+        self._turn = 0
         self._queues: defaultdict[int, deque[_Entry]] = defaultdict(deque)
         """What is not done yet, in the order of asking: in one queue, or in one for each lane."""
         self._entries: dict[int, _Entry] = {}
-        """Those that were asked for and are not delivered, by the numbers of their requests."""
-        self._turn = 0
+        """What was asked for and is not delivered, by the numbers of the requests."""
         self._ahead: set[tuple[int, int]] = set()
-        self._merged = 0
-        self._leftover: list[Request] = []
-        """Leftover batches that are not delivered yet, once all lanes have ended."""
-        self._leftover_asked = 0
-        self._over = False
-        """Whether all lanes have ended, and all that was asked for before has arrived."""
+        """What the loader that saved the state had delivered ahead and this one has not reached yet."""
+        self._leftover = _Leftover()
         self._samples = start.position
-        self._left_out = 0
-        self._own = False
-        """Whether this rank has saved the state that it resumes from, on as many ranks."""
         self.resumed = start.stream is not None and self._restore(start.stream)
-        lanes = [LaneStart(lane.count, lane.at, lane.state) for lane in self._lanes]
-        self.reader_start = StreamStart(self._kind == "workers", lanes, first_states(stream))
+        begin = [LaneStart(lane.count, lane.at, lane.state) for lane in self._lanes]
+        self.reader_start = StreamStart(self._kind == "workers", begin, first_states(stream))
         """What the readers of this epoch begin with."""
         # The length of a rank's share is computed, not the user's to say.
-        self._length = None if self.resumed or split_of(stream) else length_or_none(stream)
+        self._counted = None if self.resumed or split_of(stream) else length_or_none(stream), 0
+        """The samples that it says it has, if that is to be compared, and those that came or were left out."""
 
     def _restore(self, saved: StreamPosition) -> bool:
         """Begin where a state was saved; whether that is behind the start."""
         here = self._saved()
-        found = fitted(saved, here, self._workers)
+        found = fitted(saved, here, self._shape.workers)
         if found is here:
             return False
-        self._kind, self._turn, self._merged, self._ahead = found.kind, found.turn, found.merged, found.ahead
+        self._kind, self._turn, self._ahead = found.kind, found.turn, found.ahead
+        self._leftover.merged = found.merged
         self._lanes = [_Lane(lane.delivered, *lane) for lane in found.lanes]
-        self._own = self.start.rank == self._rank and found.world == self._layout.stride
         return True
 
     @property
     def lanes(self) -> int:
         """The number of lanes, 0 for a stream without shards; more workers than lanes have nothing to do."""
-        return self._layout.lanes
+        return self._shape.layout.lanes
 
     @property
     def replays(self) -> bool:
@@ -144,13 +156,21 @@ class StreamPlan(Plan):
 
         A stream with shards reads at most the shards again that are open.
         """
-        whole = not self.lanes and not self._layout.shared
+        whole = not self.lanes and not self._shape.layout.shared
         return whole and any(lane.delivered > lane.at for lane in self.reader_start.lanes)
+
+    @property
+    def _saved_here(self) -> bool:
+        """Whether this rank has saved the state that it resumes from, on as many ranks."""
+        saved = self.start.stream
+        same_ranks = self.resumed and saved is not None and saved.world == self._shape.layout.stride
+        return same_ranks and self.start.rank == self._rank
 
     @property
     def _rank(self) -> int | None:
         """Which rank this is in a stream that is split sample by sample, so that a state is good for all ranks."""
-        return self._layout.first if self._layout.stride > 1 and self._layout.share is None else None
+        layout = self._shape.layout
+        return layout.first if layout.stride > 1 and layout.share is None else None
 
     # ------------------------------------------------------------------------------------------------ asking
 
@@ -158,51 +178,52 @@ class StreamPlan(Plan):
         while (number := self._next_lane()) is not None:
             lane = self._lanes[number]
             self._turn = (number + 1) % len(self._lanes)
-            turn, place = lane.asked, lane.start + lane.asked * self._size
+            turn, place = lane.asked, lane.start + lane.asked * self._shape.size
             lane.asked += 1
             entry = _Entry(self._request(number, turn), number, place)
-            queue = self._queues[0 if self._each is None else number]
+            queue = self._queues[0 if self._shape.each is None else number]
             queue.append(entry)
             if (number, place) not in self._ahead:
                 self._entries[entry.request.number] = entry
                 self.batches += 1
                 return entry.request
             self._ahead.discard((number, place))
-            entry.delivered, entry.after = True, place + self._size  # by the loader whose state this plan began with
+            entry.delivered, entry.after = (
+                True,
+                place + self._shape.size,
+            )  # by the loader whose state this plan began with
             self._advance(queue)
-        if not self._over:
+        leftover = self._leftover
+        if leftover.requests is None:
             return None
-        if self._leftover_asked == len(self._leftover):
+        if leftover.asked == len(leftover.requests):
             self.exhausted = True
             return None
-        self._leftover_asked += 1
+        leftover.asked += 1
         self.batches += 1
-        return self._leftover[self._leftover_asked - 1]
+        return leftover.requests[leftover.asked - 1]
 
     def _next_lane(self) -> int | None:
         """The first lane from `_turn` on that has not ended, of a worker that does not owe enough already."""
-        lanes, each = self._lanes, self._each
+        lanes, each, workers = self._lanes, self._shape.each, self._shape.workers
         if each is None or len(lanes) == 1:
             owed: Counter[int | None] | None = None
         else:
             owed = Counter(entry.request.owner for entry in self._entries.values() if entry.report is None)
         for number in chain(range(self._turn, len(lanes)), range(self._turn)):
-            if not lanes[number].ended and (owed is None or each is None or owed[number % self._workers] < each):
+            if not lanes[number].ended and (owed is None or each is None or owed[number % workers] < each):
                 return number
         return None
 
     def _request(self, lane: int, turn: int) -> Request:
         """Ask for batch number `turn` of a lane."""
-        batch = turn
-        if self._kind == "stream":
-            owner = turn % self._workers
-        else:
-            owner = lane % self._workers
-            if self._kind == "workers":
-                lane, batch = 0, lane + turn * self._workers
+        batch, workers = turn, self._shape.workers
+        owner = (turn if self._kind == "stream" else lane) % workers
+        if self._kind == "workers":
+            lane, batch = 0, lane + turn * workers
         return Request(
             next(request_numbers), self.epoch, self.batches, None, 0, self.seed, owner=owner, lane=lane,
-            lane_batch=batch, size=self._size,
+            lane_batch=batch, size=self._shape.size,
         )  # fmt: skip
 
     # ------------------------------------------------------------------------------------------------ replies
@@ -213,7 +234,7 @@ class StreamPlan(Plan):
         report = _report_of(request, reply)
         entry = self._entries[request.number]
         entry.report, entry.filled = report, reply.error is not None or reply.samples > 0
-        self.others |= report.others and not self._own
+        self.others |= report.others and not self._saved_here
         if report.self_sharded and self._kind == "stream":
             self._divide()
         elif report.self_sharded != (self._kind == "workers"):
@@ -224,20 +245,20 @@ class StreamPlan(Plan):
         self._advance(self._queue_of(entry))
 
     def _queue_of(self, entry: _Entry) -> deque[_Entry]:
-        return self._queues[0 if self._each is None else entry.lane]
+        return self._queues[0 if self._shape.each is None else entry.lane]
 
     def _divide(self) -> None:
         """The stream turns out to split itself: every worker has a lane of its own."""
         entries = self._queues.pop(0)
         if any(entry.concluded for entry in entries) or self._lanes[0].count:
             raise AgnoloadError("the stream splits itself over the workers, but has not done so from its start")
-        asked = self._lanes[0].asked
+        asked, workers = self._lanes[0].asked, self._shape.workers
         self._kind = "workers"
-        self._lanes = [_Lane(asked=len(range(worker, asked, self._workers))) for worker in range(self._workers)]
-        self._turn = asked % self._workers
+        self._lanes = [_Lane(asked=len(range(worker, asked, workers))) for worker in range(workers)]
+        self._turn = asked % workers
         for entry in entries:
-            turn, entry.lane = divmod(entry.request.lane_batch, self._workers)
-            entry.place = turn * self._size
+            turn, entry.lane = divmod(entry.request.lane_batch, workers)
+            entry.place = turn * self._shape.size
             self._queue_of(entry).append(entry)
 
     def _advance(self, entries: deque[_Entry]) -> None:
@@ -249,8 +270,8 @@ class StreamPlan(Plan):
                 self._compare_sums(entry)
                 self._conclude(entry)
                 entry.concluded = True
-        if not self._over and all(lane.ended for lane in self._lanes):
-            self._over, self._leftover = True, self._merge()
+        if self._leftover.requests is None and all(lane.ended for lane in self._lanes):
+            self._leftover.requests = self._merge()
         while entries and entries[0].done:
             entry = entries.popleft()
             if entry.after is not None:
@@ -265,13 +286,13 @@ class StreamPlan(Plan):
         lane, owner = self._lanes[0], entry.request.owner or 0
         if sums is not None and lane.sum is not None and sums[0] != lane.sum:
             raise AgnoloadError(
-                f"all workers must read the same samples of {self._layout.compared}, but among the first {entry.place} "
-                f"workers {lane.reader} and {owner} have read different ones: some would be lost, others come twice. "
-                "If the stream draws at random or depends on its process (the clock, the order of a set), draw from "
-                "agnoload.sample_rng() (in worker processes also from random or np.random), sort sets, and do what may "
-                "differ in map(). If workers are to read different samples, ask get_worker_info() before the first one "
-                "and split by it, or give the stream num_shards and shard(i), or shared_source = True if each item "
-                "goes to one reader only. Or use num_workers=1"
+                f"all workers must read the same samples of {self._shape.layout.compared}, but among the first "
+                f"{entry.place} workers {lane.reader} and {owner} have read different ones: some would be lost, others "
+                "come twice. If the stream draws at random or depends on its process (the clock, the order of a set), "
+                "draw from agnoload.sample_rng() (in worker processes also from random or np.random), sort sets, and "
+                "do what may differ in map(). If workers are to read different samples, ask get_worker_info() before "
+                "the first one and split by it, or give the stream num_shards and shard(i), or shared_source = True if "
+                "each item goes to one reader only. Or use num_workers=1"
             )
         lane.sum, lane.reader = (None, 0) if sums is None else (sums[1], owner)
 
@@ -283,19 +304,19 @@ class StreamPlan(Plan):
         if report.leftover is not None:
             lane.leftover, lane.leftover_at = report.leftover, entry.place
         elif report.places:  # an early last batch counts as a whole one: who resumes finds the end where it was found
-            entry.after = entry.place + self._size
+            entry.after = entry.place + self._shape.size
 
     def _merge(self) -> list[Request]:
         """The leftover batches that were not delivered before the start."""
-        width, merged = len(self._lanes), []
+        size, width, merged = self._shape.size, len(self._lanes), []
         for number, lane in enumerate(self._lanes):
             merged += [(sample, (lane.leftover_at + n) * width + number) for n, sample in enumerate(lane.leftover)]
         batches: list[Request] = []
-        for start in range(self._merged, len(merged), self._size):
-            part = merged[start : start + self._size]
-            if len(part) == self._size or not self._drop_last:
+        for start in range(self._leftover.merged, len(merged), size):
+            part = merged[start : start + size]
+            if len(part) == size or not self._shape.drop_last:
                 number, batch, samples = next(request_numbers), self.batches + len(batches), [one for one, _ in part]
-                key = part[0][1], self.seed, width, self._layout.rank
+                key = part[0][1], self.seed, width, self._shape.layout.rank
                 batches.append(Request(number, self.epoch, batch, samples, *key, lane=LEFTOVER_LANE))
         return batches
 
@@ -303,29 +324,33 @@ class StreamPlan(Plan):
 
     def delivered(self, request: Request, reply: Reply) -> None:
         super().delivered(request, reply)
-        self._left_out += len(reply.failed)
-        if request.lane == LEFTOVER_LANE:
-            self._samples += len(request.indices)
-            self._merged += len(request.indices)
-            self._leftover.remove(request)
-            self._leftover_asked -= 1
-            return
-        self._samples += reply.samples or (_report_of(request, reply).places if reply.error is not None else 0)
-        entry = self._entries.pop(request.number)
-        entry.delivered = True
-        self._advance(self._queue_of(entry))
+        leftover = self._leftover
+        if leftover.requests and request.lane == LEFTOVER_LANE:
+            samples = len(request.indices)
+            leftover.merged += samples
+            leftover.asked -= 1
+            leftover.requests.remove(request)
+        else:
+            samples = reply.samples or (_report_of(request, reply).places if reply.error is not None else 0)
+            entry = self._entries.pop(request.number)
+            entry.delivered = True
+            self._advance(self._queue_of(entry))
+        self._samples += samples
+        self._counted = self._counted[0], self._counted[1] + samples + len(reply.failed)
 
     @property
     def delivered_all(self) -> bool:
         """Whether what is still under way cannot hold samples: all lanes have ended before it."""
-        if not self._over or self._leftover:
+        if self._leftover.requests is None or self._leftover.requests:
             return False
         return all(entry.delivered for entry in chain.from_iterable(self._queues.values()) if entry.filled)
 
     def complaint(self) -> str | None:
         """Compare with the length that the stream says it has."""
-        expected, found, self._length = self._length, self._samples + self._left_out, None
-        if expected is None or found == expected or (self._drop_last and 0 <= expected - found < self._size):
+        (expected, found), self._counted = self._counted, (None, 0)
+        if expected is None or found == expected:
+            return None
+        if self._shape.drop_last and 0 < expected - found < self._shape.size:
             return None
         return f"the stream says that it has {expected} samples (len), but it gave {found}: mend or remove its __len__"
 
@@ -342,14 +367,14 @@ class StreamPlan(Plan):
         ahead = {
             (entry.lane, entry.place) for entry in entries if entry.delivered and (entry.report is None or entry.filled)
         }
-        layout = self._layout
+        layout = self._shape.layout
         return StreamPosition(
             self._kind,
             [LaneStart(lane.count, lane.at, lane.state) for lane in self._lanes],
             self._turn if undone is None else undone.lane,
-            self._merged,
+            self._leftover.merged,
             self._ahead | ahead,
-            self._size,
+            self._shape.size,
             layout.stride,
             layout.share,
             layout.shards,

@@ -9,7 +9,7 @@ from typing import Any
 from agnoload.backend import registry
 from agnoload.backend.base import Backend
 from agnoload.datasets import find_large_lists
-from agnoload.monitoring.logs import Logged, Warned
+from agnoload.monitoring.logs import LogRecord, WarningRecord
 from agnoload.options import Options
 from agnoload.pools.inline import InlinePool
 from agnoload.pools.launcher import Preload, release_server, start_server, use_server
@@ -43,7 +43,7 @@ class PoolKeeper:
         options: Options,
         backend: Backend,
         ahead: int,
-        listen: Callable[[Sequence[Logged | Warned]], None],
+        listen: Callable[[Sequence[LogRecord | WarningRecord]], None],
         say: Callable[[str], None],
     ) -> None:
         self._options = options

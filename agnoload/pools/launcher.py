@@ -13,8 +13,6 @@ so no worker runs the user's script again.
 from __future__ import annotations
 
 import contextlib
-import decimal
-import locale
 import marshal
 import os
 import pickle
@@ -29,23 +27,24 @@ import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
-import numpy as np
-
 from agnoload.backend import registry
 from agnoload.errors import AgnoloadError, warn
 from agnoload.inspect import modules_of
 from agnoload.messages import Start
 from agnoload.pools import worker
-from agnoload.pools.worker import GROUP_SIGNALS, die_with, end_with, main
+from agnoload.pools.environment import (
+    GROUP_SIGNALS,
+    THREADS,
+    ImportEnvironment,
+    directory,
+    import_environment,
+    search_path,
+)
+from agnoload.pools.worker import die_with, end_with, main
 from agnoload.system import method_of, resident
 from agnoload.transport import spawning
 from agnoload.transport.memory import anonymous_file
 from agnoload.transport.payload import is_importable
-
-THREADS = dict.fromkeys(
-    ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1"
-)
-"""What workers have in their environment before NumPy loads: the workers themselves are the parallelism."""
 
 REPORT = struct.Struct("<2q")
 """What a server reports of a process that it has forked: its pid (minus an errno if the fork failed) and 0; later its
@@ -149,34 +148,6 @@ def standard_streams() -> Iterator[None]:
             os.close(fd)
 
 
-def import_environment(environment: Mapping[str, str]) -> dict[str, Any]:
-    """What another process must look like before it imports the user's modules, for `worker.settle`."""
-    context = decimal.getcontext().copy()
-    context.clear_flags()
-    return {
-        "path": _search_path(),
-        "argv": list(sys.argv),
-        "environ": {**os.environ, **THREADS, **environment},
-        "directory": _directory(),
-        "errstate": np.geterr(),
-        "decimal": context,
-        "locale": locale.setlocale(locale.LC_ALL),
-    }
-
-
-def _directory() -> str:
-    """The working directory; the root where it has been removed."""
-    try:
-        return os.getcwd()
-    except OSError:
-        return "/"
-
-
-def _search_path() -> list[str]:
-    """`sys.path` for another process, wherever that one works."""
-    return [str(entry) or _directory() for entry in sys.path if isinstance(entry, str)]  # as the import system does
-
-
 def _python(function: str, arguments: tuple[Any, ...], fds: Iterable[int]) -> subprocess.Popen[bytes]:
     """A new Python process that calls one function of our `server`, with some descriptors of this one."""
     code = (  # the search path comes through a file: it may be long, and all users of a machine see command lines
@@ -185,13 +156,13 @@ def _python(function: str, arguments: tuple[Any, ...], fds: Iterable[int]) -> su
     )
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     with open(anonymous_file("agnoload-path", 0), "w+b") as path:
-        marshal.dump(_search_path(), path)
+        marshal.dump(search_path(), path)
         path.seek(0)
         return subprocess.Popen(
             [sys.executable, *flags, "-c", code],
             stdin=path,
             pass_fds=tuple(fds),
-            cwd=_directory(),  # Python 3.13 cannot load NumPy where the directory has been removed
+            cwd=directory(),  # Python 3.13 cannot load NumPy where the directory has been removed
             env={**os.environ, **THREADS},
         )
 
@@ -477,7 +448,7 @@ class Preload:
     files.
     """
 
-    def __init__(self, around: dict[str, Any], where: bytes) -> None:
+    def __init__(self, around: ImportEnvironment, where: bytes) -> None:
         self.where = where
         self._around = around
         self._backends = [(plugin.framework, plugin.target.partition(":")[0]) for plugin in registry.plugin_table()]
@@ -542,11 +513,11 @@ _warming = threading.RLock()
 """Held while somebody waits for imports."""
 
 
-def preload(around: dict[str, Any], modules: Iterable[str], given: Preload | None = None) -> Preload:
+def preload(around: ImportEnvironment, modules: Iterable[str], given: Preload | None = None) -> Preload:
     """What imports these modules for workers: what was given, if its surroundings are still those of the program, else
     one for all loaders that need the same packages and live at once."""
     modules = [*modules, *spawning.modules()]
-    where = pickle.dumps((around["path"], around["environ"]))
+    where = pickle.dumps((around.path, around.environ))
     with _guard:
         if given is None or given.where != where:
             given = _preloads.setdefault((where, frozenset(map(_top, modules)) - _OURS), Preload(around, where))
@@ -593,7 +564,7 @@ def start_server(user: Any, context: Any, environment: Mapping[str, str], parts:
     with contextlib.suppress(OSError, AttributeError):  # whoever needs it will say what is missing
         with standard_streams():
             around = import_environment(environment)
-            names = [name for name in modules_of(parts) if is_importable(name, tuple(around["path"]))]
+            names = [name for name in modules_of(parts) if is_importable(name, tuple(around.path))]
             found = preload(around, names)
             found.begin()
         weakref.finalize(user, _end_unused)

@@ -27,8 +27,9 @@ from collections.abc import Iterator
 from typing import NoReturn
 
 from agnoload.messages import Start
+from agnoload.pools.environment import apply_environment
 from agnoload.pools.launcher import HELD, READY, REPORT, SERVER, TEMPLATE
-from agnoload.pools.worker import NoPools, die_with, end_with, main, settle
+from agnoload.pools.worker import NoPools, die_with, end_with, main
 
 _FDS = 253  # the most that a message can bring
 
@@ -139,7 +140,7 @@ def _become_template(message: bytes, fds: list[int], server: int) -> NoReturn:
             os.close(each)
         with open(file, "rb") as given:
             around, modules, backends = pickle.load(given)
-        settle(around)
+        apply_environment(around)
         gc.disable()  # a large package makes so many objects that the collector takes a tenth of its import
         for name in itertools.chain(modules, _modules_of(backends)):  # the second once the first are there
             if name not in sys.modules:

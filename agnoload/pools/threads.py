@@ -17,8 +17,8 @@ from typing import Any
 from agnoload.errors import AgnoloadError, LoaderClosed, WorkerTimeout, add_note, warn
 from agnoload.global_rng import Watch
 from agnoload.messages import Reply, Request, describe_request
-from agnoload.pools import processes
-from agnoload.pools.processes import check_process
+from agnoload.pools import diagnose
+from agnoload.pools.diagnose import check_process
 from agnoload.pools.worker import WorkerFetch, end_copy
 from agnoload.protocols import Pool
 from agnoload.transport.buffer_pool import BatchBuffers, BufferPool
@@ -68,7 +68,7 @@ class ThreadPool:
         if not self._open:
             raise AgnoloadError("receive() was called while no request was under way")
         began = time.monotonic()
-        limit = timeout if timeout is not None else None if self._warned else processes.SILENCE
+        limit = timeout if timeout is not None else None if self._warned else diagnose.SILENCE
         limit = limit and min(limit, threading.TIMEOUT_MAX)
         try:
             reply = self._get(limit)

@@ -7,6 +7,7 @@ Wherever a class has a target share, it is `w_k = alpha / C + (1 - alpha) * n_k 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any, Literal
 
 import numpy as np
@@ -16,7 +17,7 @@ from agnoload.errors import OptionError
 from agnoload.protocols import IndexArray
 from agnoload.samplers.apportion import Rotation, class_counts, class_shares, floors
 from agnoload.samplers.base import SeededSampler
-from agnoload.samplers.classes import ARRAY_BELOW, ClassIndex, ShuffledCycles
+from agnoload.samplers.classes import ClassIndex, ShuffledCycles
 from agnoload.samplers.order import BatchOrder, Order, in_sequence, indivisible
 from agnoload.samplers.shuffle import shuffled
 from agnoload.seeding import Purpose, Rewinder
@@ -94,7 +95,7 @@ class BalancedBatchSampler(SeededSampler[list[int]]):
         return f"BalancedBatchSampler({options}, {self.classes.digest()})"
 
     def __repr__(self) -> str:
-        return self._words(
+        return self._repr_of(
             f"{number_of(self.classes.total, 'label')} of {number_of(len(self.classes), 'class')}",
             f"batch_size={self.batch_size}",
             f"alpha={self.alpha:g}",
@@ -156,7 +157,7 @@ class ClassUniformBatchSampler(SeededSampler[list[int]]):
         return f"{type(self).__name__}({options}, {self.classes.digest()})"
 
     def __repr__(self) -> str:
-        return self._words(
+        return self._repr_of(
             f"{number_of(self.classes.total, 'label')} of {number_of(len(self.classes), 'class')}",
             f"{number_of(self.classes_per_batch, 'class')} x {number_of(self.samples_per_class, 'sample')}",
             number_of(self.num_batches, "batch"),
@@ -226,7 +227,7 @@ def _fixed_batches(sampler: BalancedBatchSampler, seed: int, epoch: int) -> Batc
         rotation = Rotation(np.maximum(wanted - counts, 0.0), phases, size - int(counts.sum()))
     else:
         counts = per_visit = class_counts(sampler.shares, size, sampler.min_per_class)
-    samples = _Samples(sampler.classes, per_visit, seed, epoch, rewinder)
+    samples = _class_samples(sampler.classes, per_visit, seed, epoch, rewinder)
 
     def before(number: int) -> IndexArray:
         fixed = counts * number
@@ -234,9 +235,7 @@ def _fixed_batches(sampler: BalancedBatchSampler, seed: int, epoch: int) -> Batc
 
     def batch(number: int) -> IndexArray:
         low, high = before(number), before(number + 1)
-        made = np.concatenate(
-            [samples.indices(k, int(low[k]), int(high[k])) for k in np.flatnonzero(high > low).tolist()]
-        )
+        made = np.concatenate([samples(k, int(low[k]), int(high[k])) for k in np.flatnonzero(high > low).tolist()])
         rewinder.rewind(seed, epoch, Purpose.CLASSES, number, 0).shuffle(made)
         return made
 
@@ -248,21 +247,20 @@ def _class_batches(sampler: ClassUniformBatchSampler, first_in_order: bool, seed
     classes, visits, each = len(sampler.classes), sampler.classes_per_batch, sampler.samples_per_class
     rewinder = Rewinder()
 
-    def shuffle(number: int) -> Order:
+    def shuffle(number: int, below: int) -> Order:
         if first_in_order and not number:
             return in_sequence(classes)
         return shuffled(classes, seed, epoch, Purpose.CLASSES, number, array_below=below, rewinder=rewinder)
 
-    below = ARRAY_BELOW if classes >= 3 * visits else classes + 1
     visited = ShuffledCycles(classes, visits, shuffle)
-    samples = _Samples(sampler.classes, np.full(classes, each), seed, epoch, rewinder)
+    samples = _class_samples(sampler.classes, np.full(classes, each), seed, epoch, rewinder)
 
     def batch(number: int) -> IndexArray:
         first = number * visits
         parts = []
         for place, k in enumerate(visited.indices(first, first + visits).tolist(), first):
             start = place // classes * each
-            parts.append(samples.indices(k, start, start + each))
+            parts.append(samples(k, start, start + each))
         return np.concatenate(parts)
 
     return _of_equal_size(sampler.num_batches, sampler.batch_size, batch)
@@ -272,31 +270,22 @@ def _of_equal_size(number: int, size: int, batch: Callable[[int], IndexArray]) -
     return indivisible(number, batch, lambda place: place * size)
 
 
-class _Samples:
-    """The samples of each class, in shuffled cycles that are made when they are first asked for."""
+def _class_samples(
+    classes: ClassIndex, per_visit: IndexArray, seed: int, epoch: int, rewinder: Rewinder
+) -> Callable[[int, int, int], IndexArray]:
+    """The function that gives the samples of a class, from one to before another, of the cycles that go through it."""
 
-    def __init__(self, classes: ClassIndex, per_visit: IndexArray, seed: int, epoch: int, rewinder: Rewinder) -> None:
-        self._classes = classes
-        self._per_visit = per_visit
-        self._key = (seed, epoch)
-        self._rewinder = rewinder
-        self._cycles: dict[int, ShuffledCycles] = {}
+    @cache
+    def cycles(k: int) -> ShuffledCycles:
+        n = int(classes.counts[k])
 
-    def indices(self, k: int, start: int, stop: int) -> IndexArray:
-        """The next samples of class k, of which `start` have been delivered."""
-        cycles = self._cycles.get(k)
-        if cycles is None:
-            n, per = int(self._classes.counts[k]), int(self._per_visit[k])
-            below = ARRAY_BELOW if n >= 3 * per else n + 1
+        def shuffle(number: int, below: int) -> Order:
+            purpose = Purpose.WITHIN_CLASS
+            return shuffled(n, seed, epoch, purpose, number, k, array_below=below, rewinder=rewinder)
 
-            def shuffle(number: int) -> Order:
-                seed, epoch = self._key
-                return shuffled(
-                    n, seed, epoch, Purpose.WITHIN_CLASS, number, k, array_below=below, rewinder=self._rewinder
-                )
+        return ShuffledCycles(n, int(per_visit[k]), shuffle)
 
-            cycles = self._cycles[k] = ShuffledCycles(n, per, shuffle)
-        return self._classes.pick(k, cycles.indices(start, stop))
+    return lambda k, start, stop: classes.pick(k, cycles(k).indices(start, stop))
 
 
 def _number_of_batches(number: int | None, items: int, batch_size: int) -> int:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from agnoload.errors import OptionError
 from agnoload.samplers.order import BatchOrder, Order
 from agnoload.seeding import check_seed, draw_from, draw_seed
-from agnoload.validate import counted
+from agnoload.validate import array_of, counted
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -140,10 +140,10 @@ class SeededSampler(Sampler[T_co]):
         seed = self.standalone_seed()
         return iter(self.batches(seed, epoch) if self.yields_batches else self.order(seed, epoch))
 
-    def _words(self, *words: str) -> str:
-        """The text of `repr`: the class, the words, and the seed if there is one."""
+    def _repr_of(self, *parts: str) -> str:
+        """The text of `repr`: the class, its parts, and the seed if there is one."""
         seed = () if self.seed is None else (f"seed={self.seed}",)
-        return f"{type(self).__name__}({', '.join((*words, *seed))})"
+        return f"{type(self).__name__}({', '.join((*parts, *seed))})"
 
 
 class AroundSampler(SeededSampler[T_co]):
@@ -214,7 +214,7 @@ def is_sampler(thing: Any) -> bool:
 
 def vector(name: str, values: Any) -> npt.NDArray[Any]:
     """A list, array, tensor or column as a NumPy array of one dimension, without a copy where possible."""
-    array = np.asarray(values)
+    array = array_of(name, values)
     if array.ndim != 1:
         raise OptionError(f"{name} must have one dimension, got an array of shape {array.shape}")
     return array

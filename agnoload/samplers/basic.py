@@ -46,7 +46,7 @@ class RandomSampler(SeededSampler[int]):
 
     `num_samples` draws that many instead. Without replacement, shuffles follow one another, so no index repeats before
     all have come; with `replacement`, each draw is uniform over all. Only `len(data_source)` is used. Below 2**20 items
-    the order is an array; from there on it is a keyed bijection that needs no memory, see `permutation.py`.
+    the order is an array; from there on it is a keyed bijection that needs no memory, see `shuffle.py`.
     `generator` (an int or a generator of NumPy's, Python's or the loader's backend) gives the seed, once.
 
     >>> sampler = RandomSampler(range(5), seed=0)
@@ -97,7 +97,7 @@ class RandomSampler(SeededSampler[int]):
 
     def __repr__(self) -> str:
         drawn = () if self._num_samples is None else (f"num_samples={self._num_samples}",)
-        return self._words(str(len(self.data_source)), *(("replacement=True",) if self.replacement else ()), *drawn)
+        return self._repr_of(str(len(self.data_source)), *(("replacement=True",) if self.replacement else ()), *drawn)
 
 
 class SubsetRandomSampler(SeededSampler[int]):
@@ -135,7 +135,7 @@ class SubsetRandomSampler(SeededSampler[int]):
         return f"SubsetRandomSampler({len(self)}, {digest(self.indices)})"
 
     def __repr__(self) -> str:
-        return self._words(number_of(len(self), "index", "indices"))
+        return self._repr_of(number_of(len(self), "index", "indices"))
 
 
 def integer_indices(indices: Sequence[int] | Any) -> IndexArray:

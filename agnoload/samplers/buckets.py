@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, Literal
 
 import numpy as np
@@ -92,12 +93,15 @@ class BucketBatchSampler(SeededSampler[list[int]]):
         return len(self.borders) - 1
 
     def batches(self, seed: int, epoch: int) -> BatchOrder:
-        order = _BucketEpoch(self, seed, epoch)
-        return indivisible(len(self), order.batch, lambda number: int(order.borders[number]))
+        return _bucket_batches(self, seed, epoch)
 
     def padding_share(self, epoch: int = 0) -> float:
         """The share of padding in the padded batches of an epoch, from 0 to 1, by this sampler's own seed."""
-        return _BucketEpoch(self, self.standalone_seed(), epoch).padding_share()
+        batches = self.batches(self.standalone_seed(), epoch)
+        lengths = np.asarray(self.lengths)
+        found = [lengths[batches.batch(number)] for number in range(len(batches))]
+        padded = sum(int(batch.max()) * len(batch) for batch in found)
+        return 1 - sum(int(batch.sum()) for batch in found) / padded if padded else 0.0
 
     def identity(self) -> str:
         options = f"{self.batch_size}, {self.max_tokens}, {self.shuffle}, {self.drop_last}, {self.largest_first}"
@@ -139,7 +143,7 @@ class BucketBatchSampler(SeededSampler[list[int]]):
     def __repr__(self) -> str:
         costs, total = self.costs().sum(), int((self.groups.names.astype(np.int64) * self.groups.counts).sum())
         share = "" if self.left_out else f", padding at most {1 - total / costs:.1%}"
-        return self._words(
+        return self._repr_of(
             f"{number_of(self.groups.total, 'length')} in {number_of(len(self.longest), 'bucket')}",
             *(f"{name}={getattr(self, name)}" for name in ("batch_size", "max_tokens") if getattr(self, name)),
             f"{number_of(len(self), 'batch')}{share}",
@@ -170,67 +174,43 @@ def _cut(offsets: IndexArray, longest: IndexArray, batch_size: int | None, max_t
     return np.concatenate(borders)
 
 
-class _BucketEpoch:
-    """The batches of an epoch: those of the cut, shuffled, with every bucket's items shuffled.
+def _bucket_batches(sampler: BucketBatchSampler, seed: int, epoch: int) -> BatchOrder:
+    """The batches of an epoch: those of the cut, shuffled, with every bucket's items shuffled."""
+    n, rewinder, offsets = len(sampler), Rewinder(), sampler.offsets
+    cuts = np.arange(n)
+    hole = n  # the items that `drop_last` leaves out lie before this batch of the cut
+    if sampler.shuffle and n:
+        cuts = shuffled(n, seed, epoch).indices(0, n)
+        if sampler.left_out:
+            hole = int(rewinder.rewind(seed, epoch, Purpose.ORDER, 0, 1).integers(n + 1))
+    if sampler.largest_first and n:
+        largest = int(np.argmax(sampler.costs()))
+        cuts[cuts == largest] = cuts[0]
+        cuts[0] = largest
+    borders = np.concatenate((np.zeros(1, np.int64), np.cumsum(np.diff(sampler.borders)[cuts])))
 
-    `borders[k]` is the position where batch k begins.
-    """
+    @cache
+    def bucket(number: int) -> Order:
+        items = int(offsets[number + 1] - offsets[number])
+        purpose = Purpose.WITHIN_CLASS
+        return shuffled(items, seed, epoch, purpose, 0, number, array_below=ARRAY_BELOW, rewinder=rewinder)
 
-    def __init__(self, sampler: BucketBatchSampler, seed: int, epoch: int) -> None:
-        self._sampler = sampler
-        self._key = (seed, epoch)
-        self._rewinder = Rewinder()
-        self._buckets: dict[int, Order] = {}
-        n = len(sampler)
-        self._cuts = np.arange(n)
-        self._hole = n  # the items that `drop_last` leaves out stand before this batch of the cut
-        if sampler.shuffle and n:
-            self._cuts = shuffled(n, seed, epoch).indices(0, n)
-            if sampler.left_out:
-                self._hole = int(self._rewinder.rewind(seed, epoch, Purpose.ORDER, 0, 1).integers(n + 1))
-        if sampler.largest_first and n:
-            largest = int(np.argmax(sampler.costs()))
-            self._cuts[self._cuts == largest] = self._cuts[0]
-            self._cuts[0] = largest
-        self.borders = np.concatenate((np.zeros(1, np.int64), np.cumsum(np.diff(sampler.borders)[self._cuts])))
-
-    def batch(self, number: int) -> IndexArray:
-        """The indices of a batch."""
-        cut = int(self._cuts[number])
-        start, stop = self._sampler.borders[cut : cut + 2].tolist()
-        shift = self._sampler.left_out if cut >= self._hole else 0
-        return self._sampler.groups.members[self._places(start + shift, stop + shift)]
-
-    def padding_share(self) -> float:
-        """The share of padding in the padded batches."""
-        groups, borders, left_out = self._sampler.groups, self._sampler.borders, self._sampler.left_out
-        if not len(self._cuts):
-            return 0.0
-        places = self._places(0, groups.total)
-        hole = int(borders[self._hole])
-        places = np.delete(places, slice(hole, hole + left_out))
-        lengths = groups.names.astype(np.int64)[np.searchsorted(groups.offsets, places, side="right") - 1]
-        padded = int((np.maximum.reduceat(lengths, borders[:-1]) * np.diff(borders)).sum())
-        return 1 - int(lengths.sum()) / padded if padded else 0.0
-
-    def _places(self, start: int, stop: int) -> IndexArray:
+    def places(start: int, stop: int) -> IndexArray:
         """Where, among the items sorted by length, those are that the shuffled buckets hold from `start` to `stop`."""
-        if not self._sampler.shuffle:
+        if not sampler.shuffle:
             return np.arange(start, stop)
-        offsets = self._sampler.offsets
         parts = []
-        bucket = int(np.searchsorted(offsets, start, side="right")) - 1
+        number = int(np.searchsorted(offsets, start, side="right")) - 1
         while start < stop:
-            low, high = offsets[bucket : bucket + 2].tolist()
-            parts.append(self._bucket(bucket, high - low).indices(start - low, min(high, stop) - low) + low)
-            start, bucket = min(high, stop), bucket + 1
+            low, high = offsets[number : number + 2].tolist()
+            parts.append(bucket(number).indices(start - low, min(high, stop) - low) + low)
+            start, number = min(high, stop), number + 1
         return np.concatenate(parts)
 
-    def _bucket(self, number: int, items: int) -> Order:
-        """The shuffle of a bucket."""
-        if number not in self._buckets:
-            seed, epoch = self._key
-            self._buckets[number] = shuffled(
-                items, seed, epoch, Purpose.WITHIN_CLASS, 0, number, array_below=ARRAY_BELOW, rewinder=self._rewinder
-            )
-        return self._buckets[number]
+    def batch(number: int) -> IndexArray:
+        cut = int(cuts[number])
+        start, stop = sampler.borders[cut : cut + 2].tolist()
+        shift = sampler.left_out if cut >= hole else 0
+        return sampler.groups.members[places(start + shift, stop + shift)]
+
+    return indivisible(n, batch, lambda number: int(borders[number]))

@@ -66,7 +66,10 @@ def _distinct(array: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[An
             present = counts > 0
             codes = (np.cumsum(present) - 1).astype(_code_type(int(present.sum())))[shifted]
             return (np.flatnonzero(present) + low).astype(array.dtype), codes, counts[present]
-    names, codes, counts = np.unique(array, return_inverse=True, return_counts=True)
+    try:
+        names, codes, counts = np.unique(array, return_inverse=True, return_counts=True)
+    except TypeError as error:
+        raise OptionError(f"labels must be of one type that can be sorted, such as ints or texts: {error}") from None
     return names, codes.reshape(-1).astype(_code_type(len(names)), copy=False), counts
 
 
@@ -90,7 +93,7 @@ Part = Callable[[int, int], IndexArray]
 class ShuffledCycles:
     """Endless cycles through 0 ... n - 1, each shuffled on its own: nothing comes twice before everything came once.
 
-    Cycle c fills the places `c * n ... (c + 1) * n - 1`, and is made of `shuffle(c)`. The sequence is taken in groups
+    Cycle c fills the places `c * n ... (c + 1) * n - 1`, by a shuffle of its own. The sequence is taken in groups
     of `per`. A group that spans two cycles begins in the tail of one and ends in the head of the next; that head avoids
     what the tail holds, as far as possible, and nothing comes twice in a row:
 
@@ -104,12 +107,14 @@ class ShuffledCycles:
     do not depend on each other.
     """
 
-    def __init__(self, n: int, per: int, shuffle: Callable[[int], Order]) -> None:
+    def __init__(self, n: int, per: int, shuffle: Callable[[int, int], Order]) -> None:
+        """`shuffle(number, array_below)` is a shuffle of the n things, an array if they are fewer than that."""
         self.n = n
         self.per = per
         self.long = n >= 3 * per
         self.period = 1 if self.long else per // gcd(n, per)
-        self._shuffle = lru_cache(2)(shuffle)
+        below = ARRAY_BELOW if self.long else n + 1
+        self._shuffle = lru_cache(2)(lambda number: shuffle(number, below))
         self._first = -1
         self._made: list[Part] = []
         """The cycles of one period, from number `_first` on, as far as they were needed."""
@@ -179,7 +184,4 @@ def _avoiding(raw: IndexArray, tail: IndexArray, last: int, room: int) -> IndexA
     chosen = np.argsort(late, kind="stable")[:room]
     rest = np.ones(len(raw), bool)
     rest[chosen] = False
-    made = np.concatenate((raw[chosen], raw[rest]))
-    if made[0] == last:
-        made[:2] = made[1::-1].copy()
-    return made
+    return np.concatenate((raw[chosen], raw[rest]))

@@ -55,7 +55,7 @@ class Bijection:
         return self._walk(places, self._forward)
 
     def inverse(self, indices: npt.ArrayLike) -> IndexArray:
-        """The places at which `indices` stand."""
+        """The places of `indices`."""
         return self._walk(indices, self._backward)
 
     def _walk(self, values: npt.ArrayLike, step: Any) -> IndexArray:

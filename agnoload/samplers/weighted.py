@@ -87,7 +87,7 @@ class WeightedRandomSampler(SeededSampler[int]):
 
     def __repr__(self) -> str:
         words = (number_of(len(self._table), "weight"), f"num_samples={self.num_samples}")
-        return self._words(*words, *(() if self.replacement else ("replacement=False",)))
+        return self._repr_of(*words, *(() if self.replacement else ("replacement=False",)))
 
 
 def weighted(running: Floats, wanted: int, seed: int, epoch: int) -> Order:

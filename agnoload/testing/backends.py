@@ -1,4 +1,4 @@
-"""What every backend must do, as a test that ours run and that a stranger's runs."""
+"""What every backend must do: one test for ours and for those of others."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from agnoload.backend.base import Backend
 from agnoload.backend.registry import get_backend
 from agnoload.batching.tree import map_leaves
 from agnoload.errors import AgnoloadError, AgnoloadWarning
+from agnoload.testing._require import require
 
 
 def check_backend(backend: str | Backend | type[Backend], device: Any = None) -> None:
@@ -64,40 +65,37 @@ class _Desk:
         if isinstance(delivered, (np.ndarray, np.generic)):
             return np.asarray(delivered)
         array = self.backend.to_numpy(delivered)
-        _must(isinstance(array, np.ndarray), f"to_numpy must take what convert gives: got {array!r} for {delivered!r}")
+        require(
+            isinstance(array, np.ndarray), f"to_numpy must take what convert gives: got {array!r} for {delivered!r}"
+        )
         return np.asarray(array)
 
     def round_trip(self, leaf: Any, what: str) -> npt.NDArray[Any]:
         """Deliver one array and compare; the dtype may be another if the values are those of a cast."""
         array = self.array(self.deliver(leaf))
-        _must(array.shape == leaf.shape, f"{what}: the shape must stay {leaf.shape}, became {array.shape}")
+        require(array.shape == leaf.shape, f"{what}: the shape must stay {leaf.shape}, became {array.shape}")
         same = bool(np.all(array == leaf.astype(array.dtype)))
-        _must(same, f"{what}: the values must stay\n{leaf}\nbecame\n{array}")
+        require(same, f"{what}: the values must stay\n{leaf}\nbecame\n{array}")
         return array
-
-
-def _must(condition: bool, text: str) -> None:
-    if not condition:
-        raise AssertionError(text)
 
 
 def _facts(kind: type[Backend]) -> None:
     backend = kind()
-    _must(isinstance(backend.name, str) and bool(backend.name), f"name must be a non-empty str, got {backend.name!r}")
-    _must(kind is Backend or backend.name != "numpy", "name must be the backend's own, got 'numpy'")
+    require(isinstance(backend.name, str) and bool(backend.name), f"name must be a non-empty str, got {backend.name!r}")
+    require(kind is Backend or backend.name != "numpy", "name must be the backend's own, got 'numpy'")
     framework = backend.framework
-    _must(framework is None or isinstance(framework, str), f"framework must be a module's name, got {framework!r}")
+    require(framework is None or isinstance(framework, str), f"framework must be a module's name, got {framework!r}")
     world = backend.world()
-    _must(
+    require(
         world is None or 0 <= world[0] < world[1], f"world() must be None or (rank, size) with rank < size, got {world}"
     )
     settings = backend.settings() if framework is None or framework in sys.modules else None
-    _must(settings is None or callable(pickle.loads(pickle.dumps(settings))), "settings() must be None or a function")
+    require(settings is None or callable(pickle.loads(pickle.dumps(settings))), "settings() must be None or a function")
     environment = backend.worker_environment()
     text = isinstance(environment, Mapping) and all(
         isinstance(word, str) for pair in environment.items() for word in pair
     )
-    _must(text, f"worker_environment() must map str to str, got {environment!r}")
+    require(text, f"worker_environment() must map str to str, got {environment!r}")
 
 
 def _numbers() -> Iterator[npt.NDArray[Any]]:
@@ -120,8 +118,10 @@ def _dtypes(desk: _Desk) -> None:
             if array.dtype != leaf.dtype:
                 changed.append(f"{leaf.dtype} became {array.dtype}")
     said = [str(warning.message) for warning in caught if issubclass(warning.category, AgnoloadWarning)]
-    _must(not changed or len(said) == 1, f"{', '.join(changed)}: one AgnoloadWarning a loader must say so, got {said}")
-    _must(bool(changed) or not said, f"no dtype changed, so nothing is to be said: got {said}")
+    require(
+        not changed or len(said) == 1, f"{', '.join(changed)}: one AgnoloadWarning a loader must say so, got {said}"
+    )
+    require(bool(changed) or not said, f"no dtype changed, so nothing is to be said: got {said}")
 
 
 def _layouts(desk: _Desk) -> None:
@@ -151,9 +151,9 @@ def _layouts(desk: _Desk) -> None:
     for what, leaf in layouts.items():
         array = desk.round_trip(leaf, what)
         same = array.dtype.newbyteorder("=") == leaf.dtype.newbyteorder("=")
-        _must(same, f"{what}: the dtype must stay {leaf.dtype}, became {array.dtype}")
+        require(same, f"{what}: the dtype must stay {leaf.dtype}, became {array.dtype}")
     scalar = desk.array(desk.deliver(np.float32(1.5)))
-    _must(scalar.shape == () and scalar == 1.5, f"a NumPy scalar must stay 1.5, became {scalar!r}")
+    require(scalar.shape == () and scalar == 1.5, f"a NumPy scalar must stay 1.5, became {scalar!r}")
 
 
 def _other_leaves(desk: _Desk) -> None:
@@ -175,10 +175,10 @@ def _other_leaves(desk: _Desk) -> None:
         if delivered is not leaf:  # a framework that has a type for it may use it
             array = desk.backend.to_numpy(delivered)
             same = type(array) is type(leaf) and bool(np.all(array == leaf))
-            _must(same, f"{leaf!r} must stay, became {delivered!r}")
+            require(same, f"{leaf!r} must stay, became {delivered!r}")
     wide = np.array([1, 2], np.longdouble) / 3
     back = desk.array(desk.deliver(wide))
-    _must(
+    require(
         back.dtype == wide.dtype and bool(np.all(back == wide)), f"long doubles must keep their values, became {back!r}"
     )
 
@@ -194,11 +194,11 @@ def _structure(desk: _Desk) -> None:
 
     batch = {"x": leaf(0), "nested": [leaf(1), (leaf(2), "text")], "pair": _Pair(leaf(3), None), "empty": []}
     back = map_leaves(lambda out: out if out is None or isinstance(out, str) else desk.array(out), desk.deliver(batch))
-    _must(repr(back) == repr(batch), f"a batch must keep its structure and order\n{batch}\nbecame\n{back}")
+    require(repr(back) == repr(batch), f"a batch must keep its structure and order\n{batch}\nbecame\n{back}")
     empties: list[Any] = [{}, [], ()]
     for empty in empties:
         out = desk.deliver(empty)
-        _must(type(out) is type(empty) and not out, f"an empty batch {empty!r} must stay, became {out!r}")
+        require(type(out) is type(empty) and not out, f"an empty batch {empty!r} must stay, became {out!r}")
 
 
 def _read_only(desk: _Desk) -> None:
@@ -209,10 +209,12 @@ def _read_only(desk: _Desk) -> None:
     array = desk.array(delivered)
     if array.flags.writeable and delivered is not leaf:
         array[...] = -1
-        _must(own[1] == 1, "a write into a batch reached a dataset's read-only array: convert must copy it")
+        require(own[1] == 1, "a write into a batch reached a dataset's read-only array: convert must copy it")
     elif delivered is not leaf:
         own[...] = -1
-        _must(desk.array(delivered)[1] == 1, "a batch changed with the dataset's read-only array: convert must copy it")
+        require(
+            desk.array(delivered)[1] == 1, "a batch changed with the dataset's read-only array: convert must copy it"
+        )
 
 
 class _Slots:
@@ -267,14 +269,14 @@ def _lifetime(desk: _Desk) -> None:
     for _ in range(3):  # a copy on its way, and garbage of the framework, may hold memory until the next batch
         desk.array(desk.deliver({"x": np.zeros(4, np.float32)})["x"])
         gc.collect()
-    _must(not slots.held(), f"the memory of dropped batches must come free, it is held for {slots.held()}")
+    require(not slots.held(), f"the memory of dropped batches must come free, it is held for {slots.held()}")
 
 
 def _unchanged(desk: _Desk, kept: Mapping[int, Mapping[str, Any]]) -> None:
     for number, batch in kept.items():
         for name, leaf in batch.items():
             same = bool(np.all(desk.array(leaf) == number))
-            _must(
+            require(
                 same,
                 f"field {name!r} of batch {number} changed while it was kept: it must hold a reference to the leaf",
             )
@@ -296,13 +298,13 @@ def _attaching(desk: _Desk) -> None:
     leaf = slot[64:320].view(np.float32)
     leaf[:] = 3
     delivered = pinning.deliver({"x": leaf})
-    _must(bool(np.all(pinning.array(delivered["x"]) == 3)), "a batch in a page-locked slot must keep its values")
+    require(bool(np.all(pinning.array(delivered["x"]) == 3)), "a batch in a page-locked slot must keep its values")
     del delivered, leaf
     passed = pinning.backend.fence()
-    _must(any(passed() for _ in range(10_000_000)), "fence() must say True once the device is done")
+    require(any(passed() for _ in range(10_000_000)), "fence() must say True once the device is done")
     before = slot.tobytes()
     undo()
-    _must(slot.tobytes() == before, "undoing attach must leave the slot as it is")
+    require(slot.tobytes() == before, "undoing attach must leave the slot as it is")
 
 
 def _travelling(desk: _Desk) -> None:
@@ -313,16 +315,18 @@ def _travelling(desk: _Desk) -> None:
             make, array = packed
             again = pickle.loads(pickle.dumps(make))(array)
             same = type(again) is type(delivered) and repr(desk.array(again)) == repr(desk.array(delivered))
-            _must(same, f"what pack gives for {delivered!r} must make it again, made {again!r}")
+            require(same, f"what pack gives for {delivered!r} must make it again, made {again!r}")
 
 
 def _foreign_objects(backend: Backend) -> None:
     for thing in (object(), "text", [1], 3, type):
-        _must(backend.to_numpy(thing) is None, f"to_numpy must give None for what is not its own, such as {thing!r}")
-        _must(backend.pack(thing) is None, f"pack must give None for what is not its own, such as {thing!r}")
+        require(backend.to_numpy(thing) is None, f"to_numpy must give None for what is not its own, such as {thing!r}")
+        require(backend.pack(thing) is None, f"pack must give None for what is not its own, such as {thing!r}")
     for thing in (object(), np.random.default_rng(0)):
-        _must(backend.seed_from(thing) is None, f"seed_from must give None for what is not its own, such as {thing!r}")
-        _must(backend.reseed(thing, 1) is None, f"reseed must give None for what is not its own, such as {thing!r}")
+        require(
+            backend.seed_from(thing) is None, f"seed_from must give None for what is not its own, such as {thing!r}"
+        )
+        require(backend.reseed(thing, 1) is None, f"reseed must give None for what is not its own, such as {thing!r}")
 
 
 def _generator(backend: Backend) -> None:
@@ -332,12 +336,12 @@ def _generator(backend: Backend) -> None:
         for number in (1, 2**64 - 1, 1):
             backend.seed(number)
             states.append(repr(_plain(backend, backend.rng_state())))
-        _must(states[0] == states[2], "one seed must give one state of the generator")
-        _must(before is None or states[0] != states[1], "another seed must give another state of the generator")
+        require(states[0] == states[2], "one seed must give one state of the generator")
+        require(before is None or states[0] != states[1], "another seed must give another state of the generator")
     finally:
         backend.set_rng_state(before)
     same = repr(_plain(backend, backend.rng_state())) == repr(_plain(backend, before))
-    _must(same, "set_rng_state must put back what rng_state gave")
+    require(same, "set_rng_state must put back what rng_state gave")
 
 
 def _plain(backend: Backend, state: Any) -> Any:

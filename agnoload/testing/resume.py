@@ -16,6 +16,7 @@ from agnoload.backend import registry
 from agnoload.batching.tree import map_leaves, path_text, walk
 from agnoload.errors import AgnoloadWarning, StateError
 from agnoload.pools.launcher import kept_server
+from agnoload.testing._require import require
 from agnoload.validate import number_of
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def check_resume(make_loader: Callable[..., DataLoader[Any]]) -> None:
     """
     make, varied = _maker(make_loader)
     with make(0) as one, make(0) as other:
-        _must(one is not other, "make_loader must make a fresh loader at each call, but it gave the same one twice")
+        require(one is not other, "make_loader must make a fresh loader at each call, but it gave the same one twice")
     with kept_server(), warnings.catch_warnings():
         warnings.simplefilter("ignore", AgnoloadWarning)  # that a stream is read again, say
         whole, states = _unbroken(make, WORKERS[0], None)
@@ -103,7 +104,7 @@ def _open(make: Callable[[int], DataLoader[Any]], workers: int, state: Any) -> I
         if state is not None:
             loader.load_state_dict(_plain(state))
             again = _plain(loader.state_dict())
-            _must(again == state, f"a state that is restored and taken again must be equal: {state} became {again}")
+            require(again == state, f"a state that is restored and taken again must be equal: {state} became {again}")
         yield loader
 
 
@@ -117,8 +118,10 @@ def _unbroken(make: Callable[[int], DataLoader[Any]], workers: int, state: Any) 
             states.append(_plain(loader.state_dict()))
         states.append(_plain(loader.state_dict()))
         if _is_map(states[0]):  # the end of a stream is not known before
-            _must(states[-1] == states[-2], "the state after the last batch must not change when the loop sees the end")
-        _must(states[-1]["epoch"] == states[0]["epoch"] + 1, "the state after the end must be that of the next epoch")
+            require(
+                states[-1] == states[-2], "the state after the last batch must not change when the loop sees the end"
+            )
+        require(states[-1]["epoch"] == states[0]["epoch"] + 1, "the state after the end must be that of the next epoch")
         epochs[1] += [comparable(batch) for batch in loader]
         return _Run(epochs, loader.in_order), states
 
@@ -137,7 +140,7 @@ def _stop_with_workers(
         _compare(batches, wanted, whole.in_order, f"{where}, {name}")
     if whole.in_order and _is_map(states[0]):
         for k, (one, other) in enumerate(zip(found, states, strict=True)):
-            _must(
+            require(
                 one == other,
                 f"the state after {number_of(k, 'batch')} must not depend on the workers: {one}, and {other}",
             )
@@ -167,7 +170,7 @@ def _chain(make: Callable[[int], DataLoader[Any]], varied: bool, whole: _Run, st
             wanted = {name: states[stop][name] for name in ("epoch", "position")}
             # Out of order it depends on which batches were ready first, and whether a stream is known to be at its end
             # on whether its end has come; what follows is compared all the same.
-            _must(
+            require(
                 reached == wanted or not whole.in_order or (stop == n and not _is_map(state)),
                 f"after {number_of(stop, 'batch')} in {number_of(number + 1, 'part')} "
                 f"the state has {reached}, not {wanted}",
@@ -214,15 +217,10 @@ def _leaf(path: str, leaf: Any) -> _Leaf:
 
 
 def _compare(some: list[Any], others: list[Any], in_order: bool, where: str) -> None:
-    _must(len(some) == len(others), f"{where}: {number_of(len(some), 'batch')} came, not {len(others)}")
+    require(len(some) == len(others), f"{where}: {number_of(len(some), 'batch')} came, not {len(others)}")
     sides = (some, others) if in_order else (sorted(some, key=repr), sorted(others, key=repr))
     for number, (one, other) in enumerate(zip(*sides, strict=True)):
-        _must(one[0] == other[0], f"{where}: batch {number} is {one[0]}, not {other[0]}")
+        require(one[0] == other[0], f"{where}: batch {number} is {one[0]}, not {other[0]}")
         for leaf, right in zip(one[1], other[1], strict=True):
             name = repr(leaf.path) if leaf.path else "the content"
-            _must(leaf == right, f"{where}: {name} of batch {number} must be {right}, but it is {leaf}")
-
-
-def _must(holds: bool, words: str) -> None:
-    if not holds:
-        raise AssertionError(words)
+            require(leaf == right, f"{where}: {name} of batch {number} must be {right}, but it is {leaf}")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from agnoload.samplers import BatchOrder, DistributedSampler, Order, SeededSampler, effective_seed, has_random_access
+from agnoload.testing._require import require
 from agnoload.validate import number_of
 
 _SEEDS = (0, 7)
@@ -58,16 +59,11 @@ def _with_a_seed(make_sampler: Callable[[], Any]) -> Callable[[], Any]:
     return make
 
 
-def _require(holds: bool, words: str) -> None:
-    if not holds:
-        raise AssertionError(words)
-
-
 def _same(found: Sequence[Any], wanted: Sequence[Any], words: str) -> None:
     """Require two sequences to be equal; the text shows where they part."""
     for place, (one, other) in enumerate(zip(found, wanted, strict=False)):
-        _require(one == other, f"{words}: at place {place} came {one}, not {other}")
-    _require(len(found) == len(wanted), f"{words}: {number_of(len(found), 'item')} came, not {len(wanted)}")
+        require(one == other, f"{words}: at place {place} came {one}, not {other}")
+    require(len(found) == len(wanted), f"{words}: {number_of(len(found), 'item')} came, not {len(wanted)}")
 
 
 def _listed(sampler: Iterable[Any]) -> list[Any]:
@@ -76,14 +72,14 @@ def _listed(sampler: Iterable[Any]) -> list[Any]:
 
 def _check_items(sampler: Any, items: list[Any], epoch: int) -> None:
     if hasattr(sampler, "__len__"):
-        _require(
+        require(
             len(sampler) == len(items),
             f"len is {len(sampler)}, but {number_of(len(items), 'item')} came in epoch {epoch}",
         )
     for place, item in enumerate(items):
         keys = item if isinstance(item, list) else [item]
         odd = next((key for key in keys if type(key) is not int), None)
-        _require(odd is None, f"indices must be of type int, item {place} of epoch {epoch} holds {odd!r}")
+        require(odd is None, f"indices must be of type int, item {place} of epoch {epoch} holds {odd!r}")
 
 
 def _check_repeats(make_sampler: Callable[[], Any], epochs: list[list[Any]]) -> None:
@@ -122,7 +118,7 @@ def _check_order(make_sampler: Callable[[], Any], seed: int, epoch: int) -> None
     whole = _items(_order(sampler, seed, epoch))
     _same(_items(_order(make_sampler(), seed, epoch)), whole, words + "a fresh sampler must give the same order")
     order = _order(sampler, seed, epoch)
-    _require(len(order) == len(sampler), f"{words}the order has {number_of(len(order), 'item')}, len is {len(sampler)}")
+    require(len(order) == len(sampler), f"{words}the order has {number_of(len(order), 'item')}, len is {len(sampler)}")
     places = range(0, len(whole), max(1, len(whole) // _PLACES))
     for place in reversed(places):
         _same(_items(order, place, place + 1), whole[place : place + 1], words + "one item by itself must be the same")
@@ -133,14 +129,14 @@ def _check_order(make_sampler: Callable[[], Any], seed: int, epoch: int) -> None
     for place in (*places, len(whole)):
         rest = _order(make_sampler(), seed, epoch).after(order.reached(place))
         left = f"{words}what is left after {number_of(place, 'item')} must be the rest"
-        _require(len(rest) == len(whole) - place, f"{left}: {len(rest)} items are left, not {len(whole) - place}")
+        require(len(rest) == len(whole) - place, f"{left}: {len(rest)} items are left, not {len(whole) - place}")
         _same(_items(rest, 0, min(_SPAN, len(rest))), whole[place : place + _SPAN], left)
         _same(_items(rest, max(0, len(rest) - _SPAN)), whole[max(place, len(whole) - _SPAN) :], left)
         if place < len(whole):
             where = _position(order, place)
-            _require(_position(rest, 0) == where, f"{words}the position of item {place} must stay {where}")
+            require(_position(rest, 0) == where, f"{words}the position of item {place} must stay {where}")
             reached = order.reached(place)
-            _require(sampler.is_split or reached == where, f"{words}item {place} must be at {reached}, not {where}")
+            require(sampler.is_split or reached == where, f"{words}item {place} must be at {reached}, not {where}")
 
 
 def _check_resplit(make_sampler: Callable[[], Any]) -> None:

@@ -114,9 +114,7 @@ def is_importable(name: str, path: tuple[str, ...]) -> bool:
     return False
 
 
-def pack(
-    value: Any, surroundings: Mapping[str, Any], parts: Mapping[str, Any], method: str
-) -> tuple[int, list[type], list[str]]:
+def pack(value: Any, surroundings: Any, parts: Mapping[str, Any], method: str) -> tuple[int, list[type], list[str]]:
     """A descriptor of a file that holds `value`, for `Payload` in another process; the classes that go by value, to be
     kept as long as instances of them may come back; and the names of the modules that the other process will import.
 
@@ -146,7 +144,7 @@ def pack(
     return _written(surroundings, stream.getbuffer(), raws), pickler.classes, [*pickler.modules]
 
 
-def _written(surroundings: Mapping[str, Any], header: memoryview, raws: list[memoryview]) -> int:
+def _written(surroundings: Any, header: memoryview, raws: list[memoryview]) -> int:
     """Lay out a file: the length of the table, the table, the pickle, and the buffers at aligned offsets."""
     table = pickle.dumps((surroundings, header.nbytes, [raw.nbytes for raw in raws]), 5)
     head = _LENGTH.pack(len(table)) + table + header
@@ -180,7 +178,7 @@ class Payload:
     def __init__(self, fd: int) -> None:
         self._view = memoryview(Memory(fd, 0, os.fstat(fd).st_size, private=True).array())
         self._start = _LENGTH.size + _LENGTH.unpack_from(self._view)[0]
-        self.surroundings: dict[str, Any]
+        self.surroundings: Any
         self.surroundings, self._header, self._sizes = pickle.loads(self._view[_LENGTH.size : self._start])
 
     def value(self, extra: list[int]) -> Any:
@@ -303,9 +301,7 @@ def _explain(error: Exception, path: str, culprit: Any, method: str) -> DatasetN
             "data a multiprocessing.RawArray or np.memmap"
         )
     if isinstance(culprit, types.GeneratorType):
-        remedy = (
-            "A generator can be read only once anyway: write an agnoload.IterableDataset whose __iter__ starts again"
-        )
+        remedy = "A generator can be read only once: write an agnoload.IterableDataset whose __iter__ starts again"
     return DatasetNotPicklable(f"{path}{kind} cannot be sent to a worker process: {one_line(error)}. {remedy}")
 
 

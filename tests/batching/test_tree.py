@@ -5,7 +5,7 @@ from __future__ import annotations
 import types
 from collections import OrderedDict, UserDict, defaultdict, namedtuple
 from collections.abc import Iterator, Mapping
-from dataclasses import FrozenInstanceError, InitVar, dataclass, field
+from dataclasses import InitVar, dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agnoload.batching.tree import Node, map_leaves, node_of, path_text, register_node, walk
+from agnoload.batching.tree import Node, map_leaves, path_text, register_node, walk
 
 
 class Point(NamedTuple):
@@ -87,42 +87,28 @@ def double(leaf: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("tree", "expected"),
+    "make",
     [
-        (3, 6),
-        ({"a": 1, 2: [3]}, {"a": 2, 2: [6]}),
-        ((1, (2,)), (2, (4,))),
-        ([], []),
-        ({}, {}),
-        ((), ()),
-        (Point(1, {"k": 2}), Point(2, {"k": 4})),
-        (OrderedDict(b=1, a=2), OrderedDict(b=2, a=4)),
-        (Frozen(1, y=[2]), Frozen(2, y=[4])),
-        (Slotted(1, 2), Slotted(2, 4)),
-        (UserDict(a=1), UserDict(a=2)),
-        (types.MappingProxyType({"a": 1}), types.MappingProxyType({"a": 2})),
-        (Attributes(a=1), Attributes(a=2)),
+        lambda leaf: leaf,
+        lambda leaf: {"a": leaf, 2: [leaf, (), [], {}]},
+        lambda leaf: (leaf, (leaf,)),
+        lambda leaf: Point(leaf, {"k": leaf}),
+        lambda leaf: namedtuple("old", "x y")(leaf, leaf),
+        lambda leaf: OrderedDict(b=leaf, a=leaf),
+        lambda leaf: defaultdict(list, a=leaf),
+        lambda leaf: Frozen(leaf, y=[leaf]),
+        lambda leaf: Slotted(leaf, leaf),
+        lambda leaf: UserDict(a=leaf),
+        lambda leaf: types.MappingProxyType({"a": leaf}),
+        lambda leaf: Attributes(a=leaf),
     ],
-    ids=repr,
 )
-def test_a_tree_comes_back_as_the_same_types_with_other_leaves(tree: Any, expected: Any) -> None:
-    mapped = map_leaves(double, tree)
+def test_a_tree_comes_back_as_the_same_types_with_other_leaves(make: Any) -> None:
+    mapped, expected = map_leaves(double, make(3)), make(6)
     assert mapped == expected
-    assert type(mapped) is type(expected)
-
-
-def test_the_order_of_keys_is_kept() -> None:
-    assert list(map_leaves(double, OrderedDict(b=1, a=2))) == ["b", "a"]
-
-
-def test_a_defaultdict_keeps_its_factory() -> None:
-    mapped = map_leaves(double, defaultdict(list, a=1))
-    assert mapped == {"a": 2}
-    assert mapped["new"] == []
-
-
-def test_attributes_of_a_dict_with_attributes_are_the_new_ones() -> None:
-    assert map_leaves(double, Attributes(a=1)).a == 2
+    assert type(mapped).__name__ == type(expected).__name__
+    assert repr(mapped) == repr(expected)  # the order of keys, and the factory of a defaultdict
+    assert vars(mapped) == vars(expected) if isinstance(mapped, Attributes) else True
 
 
 def test_a_dict_with_a_constructor_of_its_own_keeps_its_type_and_attributes() -> None:
@@ -158,11 +144,6 @@ def test_a_dataclass_is_copied_field_by_field_without_its_constructor() -> None:
     assert map_leaves(str, Strict(1)).x == "1"
 
 
-def test_a_frozen_dataclass_stays_frozen() -> None:
-    with pytest.raises(FrozenInstanceError):
-        map_leaves(double, Frozen(1)).x = 3
-
-
 @pytest.mark.parametrize(
     "leaf",
     ["text", b"bytes", {1}, range(3), None, np.zeros((2, 2)), Plain, Point, object()],
@@ -190,9 +171,6 @@ def test_an_error_has_a_note_with_the_path_to_the_leaf(tree: Any, path: str) -> 
         map_leaves(lambda leaf: 1 / 0 if leaf == "bad" else leaf, tree)
     assert caught.value.__notes__ == [f"at the leaf {path}"]
     assert vars(caught.value).keys() == {"__notes__"}
-
-
-def test_an_error_at_the_root_has_no_note() -> None:
     with pytest.raises(ZeroDivisionError) as caught:
         map_leaves(lambda leaf: leaf / 0, 1)
     assert not hasattr(caught.value, "__notes__")
@@ -212,14 +190,6 @@ def test_a_registered_type_is_a_node() -> None:
     register_node(Box, Node(lambda _: ("inside",), getattr, lambda _, children: Box(*children), fixed=True))
     assert map_leaves(double, [Box(2)])[0].inside == 4
     assert list(walk(Box(2))) == [(("inside",), 2)]
-
-
-def test_named_tuples_of_both_makes_are_nodes() -> None:
-    old = namedtuple("old", "x y")
-    assert map_leaves(double, old(1, 2)) == old(2, 4)
-    node = node_of(old)
-    assert node is not None
-    assert node.keys(old(1, 2)) == ("x", "y")
 
 
 trees = st.recursive(

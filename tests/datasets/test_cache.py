@@ -282,19 +282,13 @@ def test_a_copy_made_by_pickling_starts_empty(slow):
     assert cached.misses == 3
 
 
-@pytest.mark.parametrize("max_bytes", [0, -1, 2.5, True])
-def test_a_bound_that_is_none_is_refused(max_bytes):
-    with pytest.raises(OptionError, match="max_bytes"):
-        CachedDataset([1], max_bytes)
-
-
-def test_out_of_range_names_index_and_length():
-    with pytest.raises(IndexError, match=r"7 .*length 2"):
-        CachedDataset([1, 2], 1000)[7]
-
-
-def test_repr_says_how_full_it_is():
+def test_bounds_indices_and_repr():
+    for max_bytes in (0, -1, 2.5, True):
+        with pytest.raises(OptionError, match="max_bytes"):
+            CachedDataset([1], max_bytes)
     cached = CachedDataset([1, 2], 1000)
+    with pytest.raises(IndexError, match=r"7 .*length 2"):
+        cached[7]
     cached[0], cached[0]
     assert repr(cached) == "CachedDataset([1, 2], 64 of 1000 bytes, 1 hit)"
 

@@ -15,7 +15,7 @@ import pytest
 
 import agnoload
 from agnoload import DataLoader
-from agnoload.pools import launcher, processes
+from agnoload.pools import crew, diagnose, launcher
 
 METHODS = ("forkserver", "spawn", "fork")
 
@@ -165,7 +165,7 @@ def test_a_program_that_a_sample_starts_has_none_of_the_loader_s_descriptors(met
 @pytest.mark.parametrize("worker_type", ["process", "thread"])
 @pytest.mark.parametrize("timeout", [3e6, 1e10, 1e300])
 def test_a_timeout_that_is_longer_than_the_system_can_wait_is_no_limit(timeout, worker_type, monkeypatch) -> None:
-    monkeypatch.setattr(processes, "SILENCE", 1e300)
+    monkeypatch.setattr(diagnose, "SILENCE", 1e300)
     with DataLoader(range(4), 2, num_workers=1, worker_type=worker_type, timeout=timeout) as loader:
         assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3]]
 
@@ -223,8 +223,8 @@ def test_a_handler_that_raises_while_a_worker_starts_leaves_no_process(method, m
         thread.join()
         return process  # never: its pool knows nothing of it
 
-    begin = processes.start_process
-    monkeypatch.setattr(processes, "start_process", interrupted)
+    begin = crew.start_process
+    monkeypatch.setattr(crew, "start_process", interrupted)
     before = signal.signal(signal.SIGALRM, ring)
     try:
         loader = DataLoader(range(4), 2, num_workers=2, multiprocessing_context=method)
@@ -292,7 +292,7 @@ def test_a_fork_server_that_is_stopped_holds_up_neither_a_timeout_nor_the_end() 
 
     pool._start = stopped
     os.kill(pool.pids()[0], signal.SIGKILL)
-    with pytest.raises(agnoload.WorkerTimeout, match=r"worker 0 .*: its process has not begun yet"):
+    with pytest.raises(agnoload.WorkerTimeout, match=r"worker 0 .*: its process has not started yet"):
         list(batches)
     loader.close()
     server.stop()
@@ -305,7 +305,9 @@ def test_what_the_system_lacks_is_named(missing, monkeypatch) -> None:
         monkeypatch.delattr(os, "memfd_create")
     else:
         monkeypatch.setattr(os.path, "isdir", lambda path: not str(path).startswith("/proc"))
-    with pytest.raises(agnoload.AgnoloadError, match=f"need {missing}, which is not there: use worker_type='thread'"):
+    with pytest.raises(
+        agnoload.AgnoloadError, match=f"need {missing}, which this system lacks: use worker_type='thread'"
+    ):
         iter(DataLoader(range(4), 2, num_workers=1))
 
 

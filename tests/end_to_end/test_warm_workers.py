@@ -270,6 +270,6 @@ def test_the_server_begins_with_the_loader_and_a_loader_that_is_never_iterated_l
 def test_a_dataset_that_needs_nothing_has_no_process_between() -> None:
     with DataLoader(range(4), 2, num_workers=1) as loader:
         batches = iter(loader)
-        assert batches._pool._server.forked_from is None  # type: ignore[attr-defined]
+        assert batches._pool._crew._server.forked_from is None  # type: ignore[attr-defined]
         assert len(list(batches)) == 2
         assert loader.stats().imported_apart == ()

@@ -216,7 +216,7 @@ LIGHTNING_ALONE = (
 
 
 @pytest.mark.slow
-def test_lightning_trains_validates_and_goes_on_in_mid_epoch(
+def test_lightning_trains_validates_and_resumes_within_an_epoch(
     start: Any, ended: Any, torch: Any, tmp_path: Path
 ) -> None:
     needs("lightning")
@@ -308,7 +308,7 @@ ACCELERATE_ALONE = (
 
 
 @pytest.mark.slow
-def test_accelerate_takes_the_loader_as_it_is_and_keeps_its_place(
+def test_accelerate_takes_the_loader_unchanged_and_resumes_it(
     start: Any, ended: Any, torch: Any, tmp_path: Path
 ) -> None:
     needs("accelerate")

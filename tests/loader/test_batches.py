@@ -270,56 +270,40 @@ def boxed(index: int) -> Any:
     return {"target": {"boxes": np.zeros({17: 3, 42: 4}.get(index, 2))}, "y": None if index == 5 else np.zeros(2)}
 
 
-@any_workers
-def test_c01_shapes_that_differ_are_named_by_field_and_index(workers: dict[str, Any]) -> None:
-    loader = DataLoader(Mapped(boxed, 50), batch_sampler=[[17, 42]], **workers)
-    with loader, pytest.raises(CollateError) as caught:
-        list(loader)
-    text = "\n".join([str(caught.value), *caught.value.__notes__])
-    for word in ("target.boxes", "17", "42", "(3,)", "(4,)", "ragged_collate"):
-        assert word in text
-
-
-@each_pool
-def test_c01_a_field_that_is_none_in_one_sample_is_named(workers: dict[str, Any]) -> None:
-    loader = DataLoader(Mapped(boxed, 50), batch_sampler=[[5, 6]], **workers)
-    with loader, pytest.raises(CollateError) as caught:
-        list(loader)
-    text = "\n".join([str(caught.value), *caught.value.__notes__])
-    for word in ("y", "5", "NoneType"):
-        assert word in text
+LACKING = [{"a": 1, "b": 2}, {"a": 3}]
+MISFITS: list[tuple[Any, list[int], tuple[str, ...]]] = [
+    (Mapped(boxed, 50), [17, 42], ("target.boxes", "17", "42", "(3,)", "(4,)", "ragged_collate")),
+    (Mapped(boxed, 50), [5, 6], ("field y", "5", "NoneType")),
+    (LACKING, [0, 1], ("'b'", "indices")),
+    (LACKING, [1, 0], ("'b'", "indices")),
+]
 
 
 @any_workers
-@pytest.mark.parametrize("order", [[0, 1], [1, 0]])
-def test_c03_keys_that_one_sample_lacks_are_an_error_that_names_it(workers: dict[str, Any], order: list[int]) -> None:
-    data = [{"a": 1, "b": 2}, {"a": 3}]
-    loader = DataLoader(data, batch_sampler=[order], **workers)
-    with loader, pytest.raises(CollateError, match="b") as caught:
+@pytest.mark.parametrize(("dataset", "batch", "words"), MISFITS, ids=["c01 shapes", "c01 None", "c03", "c03 reversed"])
+def test_samples_that_do_not_fit_are_named_by_field_and_index(
+    workers: dict[str, Any], dataset: Any, batch: list[int], words: tuple[str, ...]
+) -> None:
+    loader = DataLoader(dataset, batch_sampler=[batch], **workers)
+    with loader, pytest.raises(CollateError) as caught:
         list(loader)
-    assert any("indices" in note for note in caught.value.__notes__)
-
-
-@each_pool
-def test_c03_lists_of_equal_length_are_batched_by_place(workers: dict[str, Any]) -> None:
-    with DataLoader([[1, 2], [3, 4]], 2, **workers) as loader:
-        (batch,) = loader
-    assert [column.tolist() for column in batch] == [[1, 3], [2, 4]]
+    text = "\n".join([str(caught.value), *caught.value.__notes__])
+    assert [word for word in words if word not in text] == []
 
 
 def numbers(index: int) -> Any:
-    return {"f": np.float32(1.5), "i": np.int16(7), "b": True, "n": 3, "d": 2.5}
+    return {"f": np.float32(1.5), "i": np.int16(7), "b": True, "n": 3, "d": 2.5, "c03": [index, 5]}
 
 
 @any_workers
-def test_c02_dtypes_are_what_numpy_makes_of_them(workers: dict[str, Any]) -> None:
+def test_c02_dtypes_are_those_of_numpy_and_lists_are_batched_by_position(workers: dict[str, Any]) -> None:
     with DataLoader(Mapped(numbers), 2, **workers) as loader:
         batch = next(iter(loader))
-    assert {key: str(value.dtype) for key, value in batch.items()} == {
-        "f": "float32", "i": "int16", "b": "bool", "n": "int64", "d": "float64",
-    }  # fmt: skip
-    assert {key: value.tolist() for key, value in batch.items()} == {
-        "f": [1.5] * 2, "i": [7] * 2, "b": [True] * 2, "n": [3] * 2, "d": [2.5] * 2,
+    columns = batch.pop("c03")
+    assert [column.tolist() for column in columns] == [[0, 1], [5, 5]]
+    assert {key: (str(value.dtype), value.tolist()) for key, value in batch.items()} == {
+        "f": ("float32", [1.5] * 2), "i": ("int16", [7] * 2), "b": ("bool", [True] * 2), "n": ("int64", [3] * 2),
+        "d": ("float64", [2.5] * 2),
     }  # fmt: skip
 
 

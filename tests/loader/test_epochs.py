@@ -60,7 +60,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 def nothing_under_way(pool: Any) -> bool:
     """Whether all that was asked for has been answered; the pool's own thread is ours."""
     pool._wait(0)
-    return not pool._flights
+    return not pool._in_flight
 
 
 def test_c32_no_more_is_loaded_ahead_than_workers_times_factor(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_no_steps_are_no_batches() -> None:
 
 @each_pool
 @pytest.mark.parametrize("options", [{"dataset": []}, {"dataset": range(3), "batch_size": 4, "drop_last": True}])
-def test_steps_over_no_batches_are_an_error(workers: dict[str, Any], options: dict[str, Any]) -> None:
+def test_steps_over_an_empty_dataset_raise(workers: dict[str, Any], options: dict[str, Any]) -> None:
     with DataLoader(**options, **workers) as loader:
         assert list(loader) == []
         assert list(loader.steps(0)) == []
@@ -174,7 +174,7 @@ def test_steps_over_no_batches_are_an_error(workers: dict[str, Any], options: di
 
 
 @each_pool
-def test_steps_that_run_dry_are_an_error(workers: dict[str, Any]) -> None:
+def test_steps_raise_at_an_epoch_without_batches(workers: dict[str, Any]) -> None:
     class Dry(agnoload.IterableDataset[int]):
         def __iter__(self) -> Any:
             return iter(range(6 if self.epoch < 2 else 0))
@@ -199,7 +199,7 @@ def pids(loader: Any) -> set[int]:
 def test_c35_kept_workers_live_on_from_epoch_to_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     with DataLoader(Pids(), num_workers=2, persistent_workers=True) as loader:
         list(loader)
-        monkeypatch.setattr("agnoload.pools.processes.start_process", lambda *_: pytest.fail("a process was started"))
+        monkeypatch.setattr("agnoload.pools.crew.start_process", lambda *_: pytest.fail("a process was started"))
         workers = pids(loader) | pids(loader) | pids(loader)
         assert len(workers) <= 2
         assert os.getpid() not in workers
@@ -209,7 +209,7 @@ def test_c35_kept_workers_read_a_large_dataset_once(monkeypatch: pytest.MonkeyPa
     texts = agnoload.PackedList(f"text {number}" for number in range(200_000))
     with DataLoader(texts, 1000, sampler=range(4000), num_workers=2, persistent_workers=True) as loader:
         first = list(loader)
-        monkeypatch.setattr("agnoload.pools.processes.pack", lambda *_: pytest.fail("it was packed again"))
+        monkeypatch.setattr("agnoload.pools.crew.pack", lambda *_: pytest.fail("it was packed again"))
         assert list(loader) == first
     assert first[3][999] == "text 3999"
 

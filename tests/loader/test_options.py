@@ -1,19 +1,23 @@
-"""Options: torch's names, meanings and rules of exclusion; what cannot work is refused in the constructor."""
+"""Options: torch's names, meanings and rules of exclusion; the constructor rejects what cannot work."""
 
 from __future__ import annotations
 
 import inspect
 import multiprocessing
 import re
+from dataclasses import fields, replace
 from typing import Any
 
 import multiprocess
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import agnoload
 from agnoload import DataLoader, OptionError
 from agnoload.errors import AgnoloadWarning
+from agnoload.options import Options
 
 
 class Stream(agnoload.IterableDataset):
@@ -29,122 +33,97 @@ class NoLength:
 DATA = list(range(10))
 SAMPLER = agnoload.SequentialSampler(DATA)
 BATCHES = [[0, 1], [2]]
-BATCH_SAMPLER = agnoload.BatchSampler(SAMPLER, 2, False)
-FUNCTION = "not callable"
+NOT_BOOL = [None, 1, "yes"]
+ILLEGAL: dict[str, list[Any]] = {
+    "batch_size": [0, -3, 2.0, True, "4"],
+    "num_workers": [-1, 1.5, "many", None, False],
+    "prefetch_factor": [0, 1.0],
+    "timeout": [-1, "3", float("nan"), float("inf"), None],
+    "shuffle": NOT_BOOL[1:],
+    "drop_last": NOT_BOOL,
+    "pin_memory": NOT_BOOL,
+    "persistent_workers": NOT_BOOL,
+    "in_order": NOT_BOOL,
+    "pin_memory_device": [0],
+    "collate_fn": ["not callable"],
+    "worker_init_fn": ["not callable"],
+    "sampler": [5, agnoload.BatchSampler(SAMPLER, 2, False), np.ones(10, bool), agnoload.SequentialSampler],
+    "batch_sampler": [5],
+    "multiprocessing_context": ["thread", 3],
+    "seed": [-1, 1.5, True],
+    "worker_type": ["fiber"],
+    "on_error": ["ignore", None],
+    "max_worker_restarts": [-1, 0.5],
+    "max_failed": [-1, 1.5, True],
+    "device": [0],
+    "backend": ["abacus", 7],
+}
+"""Values that each option rejects, whatever the others are."""
 
-ILLEGAL: list[tuple[dict[str, Any], str, str]] = [
-    # options, what the text must name, what it must show of what came
-    ({"batch_size": 0}, "batch_size", "0"),
-    ({"batch_size": -3}, "batch_size", "-3"),
-    ({"batch_size": 2.0}, "batch_size", "2.0"),
-    ({"batch_size": True}, "batch_size", "True"),
-    ({"batch_size": "4"}, "batch_size", "'4'"),
-    ({"num_workers": -1}, "num_workers", "-1"),
-    ({"num_workers": 1.5}, "num_workers", "1.5"),
-    ({"num_workers": "many"}, "num_workers", "'many'"),
-    ({"num_workers": None}, "num_workers", "None"),
-    ({"num_workers": False}, "num_workers", "False"),
-    ({"prefetch_factor": 0}, "prefetch_factor", "0"),
-    ({"prefetch_factor": -2, "num_workers": 2}, "prefetch_factor", "-2"),
-    ({"prefetch_factor": 1.0}, "prefetch_factor", "1.0"),
-    ({"timeout": -1}, "timeout", "-1"),
-    ({"timeout": "3"}, "timeout", "'3'"),
-    ({"timeout": float("nan")}, "timeout", "nan"),
-    ({"timeout": float("inf")}, "timeout", "inf"),
-    ({"timeout": None}, "timeout", "None"),
-    ({"shuffle": "yes"}, "shuffle", "'yes'"),
-    ({"shuffle": 1}, "shuffle", "1"),
-    ({"drop_last": "no"}, "drop_last", "'no'"),
-    ({"drop_last": None}, "drop_last", "None"),
-    ({"pin_memory": 1}, "pin_memory", "1"),
-    ({"persistent_workers": "x"}, "persistent_workers", "'x'"),
-    ({"in_order": 0}, "in_order", "0"),
-    ({"pin_memory_device": 0}, "pin_memory_device", "0"),
-    ({"collate_fn": FUNCTION}, "collate_fn", "'not callable'"),
-    ({"worker_init_fn": FUNCTION}, "worker_init_fn", "'not callable'"),
-    ({"sampler": 5}, "sampler", "int: 5"),
-    ({"batch_sampler": 5}, "batch_sampler", "int: 5"),
-    ({"sampler": BATCH_SAMPLER}, "sampler", "batch_sampler"),
-    ({"multiprocessing_context": "thread"}, "multiprocessing_context", "'thread'"),
-    ({"multiprocessing_context": 3}, "multiprocessing_context", "3"),
-    ({"seed": -1}, "seed", "-1"),
-    ({"seed": 1.5}, "seed", "1.5"),
-    ({"seed": True}, "seed", "True"),
-    ({"seed": 1, "generator": np.random.default_rng(0)}, "seed", "generator"),
-    ({"worker_type": "fiber"}, "worker_type", "'fiber'"),
-    ({"on_error": "ignore"}, "on_error", "'ignore'"),
-    ({"on_error": None}, "on_error", "None"),
-    ({"max_worker_restarts": -1}, "max_worker_restarts", "-1"),
-    ({"max_worker_restarts": 0.5}, "max_worker_restarts", "0.5"),
-    ({"device": 0}, "device", "0"),
-    ({"backend": "abacus"}, "abacus", "numpy"),
-    ({"backend": 7}, "backend", "7"),
-    # torch's rules of exclusion
-    ({"sampler": SAMPLER, "shuffle": True}, "sampler", "shuffle"),
-    ({"batch_sampler": BATCHES, "batch_size": 2}, "batch_sampler", "batch_size=2"),
-    ({"batch_sampler": BATCHES, "shuffle": True}, "batch_sampler", "shuffle=True"),
-    ({"batch_sampler": BATCHES, "sampler": SAMPLER}, "batch_sampler", "sampler="),
-    ({"batch_sampler": BATCHES, "drop_last": True}, "batch_sampler", "drop_last=True"),
-    ({"batch_sampler": BATCHES, "batch_size": None}, "batch_sampler", "batch_size=None"),
-    ({"batch_size": None, "drop_last": True}, "batch_size=None", "drop_last"),
+
+@pytest.mark.parametrize("name", ILLEGAL)
+def test_an_illegal_value_is_rejected_with_its_name_and_the_value(name: str) -> None:
+    for value in ILLEGAL[name]:
+        with pytest.raises(OptionError) as caught:
+            DataLoader(DATA, **{name: value})
+        assert re.search(rf"\b{name}\b", str(caught.value))
+        assert isinstance(value, (np.ndarray, type)) or str(value) in str(caught.value)
+        assert isinstance(caught.value, ValueError)
+
+
+EXCLUSIONS: list[tuple[dict[str, Any], str]] = [
+    ({"sampler": SAMPLER, "shuffle": True}, "sampler and shuffle=True exclude each other"),
+    ({"batch_sampler": BATCHES, "batch_size": 2}, "batch_sampler excludes .*, got batch_size=2"),
+    ({"batch_sampler": BATCHES, "batch_size": None}, "got batch_size=None"),
+    ({"batch_sampler": BATCHES, "shuffle": True, "drop_last": True}, "got shuffle=True, drop_last=True"),
+    ({"batch_sampler": BATCHES, "sampler": [0]}, r"got sampler=\[0\]"),
+    ({"batch_size": None, "drop_last": True}, "batch_size=None and drop_last=True exclude each other"),
+    ({"seed": 1, "generator": np.random.default_rng(0)}, "seed and generator exclude each other"),
+    ({"dataset": Stream(), "shuffle": True}, r"shuffle a stream through a buffer with dataset.shuffle\(buffer_size\)"),
+    ({"dataset": Stream(), "sampler": SAMPLER}, "sampler needs a dataset with indices"),
+    ({"dataset": Stream(), "batch_sampler": BATCHES}, "batch_sampler needs a dataset with indices"),
 ]
 
 
-def named(value):
-    """Without addresses: a test has the same name in each run."""
-    return re.sub(" at 0x[0-9a-fA-F]+", "", str(value))[:60]
+@pytest.mark.parametrize(("options", "message"), EXCLUSIONS, ids=lambda value: value if isinstance(value, str) else "")
+def test_options_that_exclude_each_other_are_rejected(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        DataLoader(**{"dataset": DATA, **options})
 
 
-@pytest.mark.parametrize(("options", "name", "came"), ILLEGAL, ids=named)
-def test_an_illegal_option_is_refused_by_name_with_what_came(options: dict[str, Any], name: str, came: str) -> None:
-    with pytest.raises(OptionError) as caught:
-        DataLoader(DATA, **options)
-    assert re.search(rf"\b{re.escape(name)}", str(caught.value))
-    assert came in str(caught.value)
-    assert isinstance(caught.value, ValueError)
+MISTAKES: list[tuple[dict[str, Any], str]] = [
+    ({"dataset": 5}, "dataset must have __getitem__ and __len__, or __iter__, got int: 5"),
+    ({"dataset": None}, "dataset must have .*, got NoneType"),
+    ({"dataset": NoLength()}, "__len__ too, or a sampler: NoLength has neither"),
+    ({"dataset": NoLength}, r"an object, got a class: create one, NoLength\(...\)"),
+    ({"dataset": "data.txt"}, "for the lines of a file use agnoload.FileStream"),
+    ({"dataset": np.array(5)}, "ndarray raises: len"),
+    ({"dataset": {"x": np.zeros((5, 2)), "y": np.zeros(5)}}, r"keys 0 to 1.*ArrayDataset\(\*\*arrays\)"),
+    ({"dataset": DATA, "sampler": np.ones(10, bool)}, r"got a mask: use agnoload.Subset\(dataset, mask\)"),
+    ({"dataset": DATA, "collate_fn": agnoload.ragged_collate}, "got ragged_collate itself: call it"),
+    ({"dataset": DATA, "backend": "pytorch"}, "got 'pytorch': did you mean 'torch'"),
+]
 
 
-@pytest.mark.parametrize(
-    ("options", "name"),
-    [
-        ({"shuffle": True}, "shuffle(buffer_size)"),
-        ({"sampler": SAMPLER}, "sampler"),
-        ({"batch_sampler": BATCHES}, "batch_sampler"),
-    ],
-)
-def test_a_stream_has_no_order_to_choose(options: dict[str, Any], name: str) -> None:
-    with pytest.raises(OptionError, match=re.escape(name)):
-        DataLoader(Stream(), **options)
-
-
-@pytest.mark.parametrize("dataset", [5, None, object()])
-def test_what_is_no_dataset_is_refused(dataset: Any) -> None:
-    with pytest.raises(OptionError, match=f"dataset must have .*{type(dataset).__name__}"):
-        DataLoader(dataset)
-
-
-def test_a_dataset_with_indices_needs_a_length() -> None:
-    with pytest.raises(OptionError, match=r"__len__.*NoLength"):
-        DataLoader(NoLength())
+@pytest.mark.parametrize(("options", "message"), MISTAKES, ids=lambda value: value if isinstance(value, str) else "")
+def test_the_error_for_a_common_mistake_says_what_to_do(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        DataLoader(**options)
 
 
 LEGAL: list[dict[str, Any]] = [
-    {},
     {"batch_size": np.int64(3)},
     {"batch_size": None},
     {"batch_size": 10**9},
     {"shuffle": None},
     {"shuffle": np.bool_(True)},
     {"shuffle": False, "sampler": SAMPLER},
-    {"sampler": [3, 1, 2]},
     {"sampler": range(5)},
     {"sampler": np.array([1, 2])},
-    {"batch_sampler": BATCHES},
     {"batch_sampler": BATCHES, "batch_size": 1, "shuffle": False, "drop_last": False, "sampler": None},
-    {"timeout": 0},
-    {"timeout": 5},
     {"timeout": np.float32(2.5)},
-    {"prefetch_factor": None},
+    {"prefetch_factor": 4},
+    {"persistent_workers": True},
     {"seed": np.uint8(3)},
     {"seed": 2**70},
     {"generator": np.random.default_rng(1)},
@@ -157,91 +136,104 @@ LEGAL: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("options", LEGAL, ids=named)
-def test_a_legal_option_is_taken_without_a_word(options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("options", LEGAL, ids=lambda options: next(iter(options)))
+def test_a_legal_option_is_accepted_without_a_warning(options: dict[str, Any]) -> None:
     loader = DataLoader(DATA, **options)
     assert sum(np.size(batch) for batch in loader) == sum(np.size(batch) for batch in loader) > 0
 
 
-@pytest.mark.parametrize("options", [{"prefetch_factor": 4}, {"persistent_workers": True}, {"timeout": 5}], ids=str)
-def test_c32_options_of_workers_mean_nothing_without_workers_and_are_accepted(options: dict[str, Any]) -> None:
-    assert [batch.tolist() for batch in DataLoader(DATA, 5, **options)] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
-
-
-def test_the_parameters_of_torch_stand_in_the_same_places_with_the_same_defaults() -> None:
+def test_torchs_parameters_have_the_same_places_and_defaults() -> None:
     torch_data = pytest.importorskip("torch.utils.data")
     theirs = inspect.signature(torch_data.DataLoader.__init__).parameters
     ours = inspect.signature(DataLoader.__init__).parameters
     for name, parameter in theirs.items():
-        assert name in ours
         assert (ours[name].kind, ours[name].default) == (parameter.kind, parameter.default), name
     positional = [name for name, p in ours.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
     assert positional == [name for name, p in theirs.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
 
 
-def test_options_can_be_read_back() -> None:
-    loader = DataLoader(
-        DATA, 4, num_workers=2, prefetch_factor=3, timeout=7, drop_last=True, persistent_workers=True, in_order=False
+def test_options_have_the_names_and_the_defaults_of_the_loader() -> None:
+    parameters = inspect.signature(DataLoader).parameters
+    ours = {each.name: each.default for each in fields(Options) if each.init}
+    assert list(ours) == list(parameters)
+    assert all(ours[name] == parameters[name].default for name in list(ours)[1:])
+
+
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "batch_size": st.none() | st.integers(1, 99),
+            "num_workers": st.just("auto") | st.integers(0, 9),
+            "timeout": st.floats(0, 1e9),
+            "prefetch_factor": st.none() | st.integers(1, 9),
+            "in_order": st.booleans(),
+            "shuffle": st.none() | st.booleans(),
+            "max_failed": st.none() | st.integers(0, 9) | st.floats(0, 0.99),
+        },
     )
+)
+def test_options_survive_a_second_check_unchanged(given: dict[str, Any]) -> None:
+    options = Options(DATA, **given)
+    assert Options(**options.arguments()) == options == replace(options)
+    assert options.arguments().items() >= given.items()
+
+
+def test_options_can_be_read_but_not_set() -> None:
+    loader = DataLoader(DATA, 4, num_workers=2, prefetch_factor=3, timeout=7, drop_last=True, in_order=False)
     assert (loader.dataset, loader.batch_size, loader.num_workers, loader.prefetch_factor) == (DATA, 4, 2, 3)
-    assert (loader.timeout, loader.drop_last, loader.persistent_workers, loader.in_order) == (7, True, True, False)
+    assert (loader.timeout, loader.drop_last, loader.persistent_workers, loader.in_order) == (7, True, False, False)
     assert (loader.pin_memory, loader.collate_fn, loader.worker_init_fn, loader.generator) == (False, None, None, None)
     assert isinstance(loader.sampler, agnoload.SequentialSampler)
     assert loader.batch_sampler is None
+    with pytest.raises(AttributeError, match="drop_last cannot be changed"):
+        loader.drop_last = False
+    batches = DataLoader(DATA, batch_sampler=BATCHES)
+    assert (batches.batch_size, batches.sampler, batches.batch_sampler) == (None, None, BATCHES)
 
 
-def test_with_a_batch_sampler_there_is_no_batch_size_and_no_sampler() -> None:
-    loader = DataLoader(DATA, batch_sampler=BATCHES)
-    assert (loader.batch_size, loader.sampler, loader.batch_sampler) == (None, None, BATCHES)
+def test_a_repr_shows_what_was_asked_for_and_the_seed_that_was_drawn() -> None:
+    loader = DataLoader(DATA, 4, shuffle=True, drop_last=True, collate_fn=sum)
+    assert repr(loader) == (
+        f"DataLoader(list(10 items), batch_size=4, shuffle=True, num_workers=0, collate_fn=sum, drop_last=True, "
+        f"seed={loader.seed}, 2 batches, epoch 0)"
+    )
 
 
-def test_a_repr_shows_the_seed_that_was_drawn() -> None:
-    loader = DataLoader(DATA, 4, shuffle=True)
-    assert f"seed={loader.seed}" in repr(loader)
-    assert "batch_size=4" in repr(loader)
-
-
-def test_a_device_for_pinned_memory_is_one_warning() -> None:
-    with pytest.warns(AgnoloadWarning, match="pin_memory_device"):
-        DataLoader(DATA, pin_memory_device="cuda")
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"pin_memory_device": "cuda"}, "pin_memory_device does nothing"),
+        ({"dataset": (np.zeros((5, 2)), np.zeros(5))}, r"tuple of 2 arrays.*ArrayDataset\(\*arrays\)"),
+    ],
+)
+def test_a_doubtful_option_gives_one_warning(options: dict[str, Any], message: str) -> None:
+    with pytest.warns(AgnoloadWarning, match=message) as caught:
+        loader = DataLoader(**{"dataset": DATA, **options})
+    loader.worker_init_fn = print  # checks the options again, and does not warn again
+    assert len(caught) == 1
 
 
 def test_nothing_starts_before_the_loader_is_iterated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agnoload.pools.processes.start_process", lambda *_: pytest.fail("a process was started"))
+    monkeypatch.setattr("agnoload.pools.crew.start_process", lambda *_: pytest.fail("a process was started"))
     loader = DataLoader(DATA, 2, num_workers=2, persistent_workers=True)
     assert len(loader) == 5
     loader.close()
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"dataset": NoLength}, r"an object, got a class: create one, NoLength\(...\)"),
-        ({"dataset": np.array(5)}, "but ndarray raises: len"),
-        ({"dataset": DATA, "sampler": agnoload.SequentialSampler}, "sampler must be iterable, got type"),
-        ({"dataset": DATA, "sampler": np.ones(10, bool)}, r"got a mask: use agnoload.Subset\(dataset, mask\)"),
-        ({"dataset": DATA, "collate_fn": agnoload.ragged_collate}, "got ragged_collate itself: call it"),
-        ({"dataset": DATA, "backend": "pytorch"}, "got 'pytorch': did you mean 'torch'"),
-    ],
-)
-def test_what_somebody_else_was_meant_by_is_said(options: dict[str, Any], words: str) -> None:
-    with pytest.raises(OptionError, match=words):
-        DataLoader(**options)
-
-
-def test_batches_that_are_none_are_told_from_samples() -> None:
+def test_a_batch_sampler_of_single_indices_is_rejected() -> None:
     with pytest.raises(OptionError, match="must yield batches of indices, got 0: "):
         list(DataLoader(DATA, batch_sampler=[0, 1, 2]))
 
 
-def test_a_sampler_that_can_be_read_only_once_is_told() -> None:
+def test_a_sampler_that_can_be_read_only_once_gives_a_warning() -> None:
     loader = DataLoader(DATA, 2, sampler=(index for index in range(4)))
     assert len(list(loader)) == 2
     with pytest.warns(AgnoloadWarning, match="the sampler gives nothing any more"):
         assert list(loader) == []
 
 
-def test_a_table_is_sent_to_array_dataset_by_its_first_error() -> None:
+def test_the_first_error_of_a_table_names_array_dataset() -> None:
     class Table(dict[str, Any]):
         """Columns by name, and as many rows as it says."""
 
@@ -250,20 +242,7 @@ def test_a_table_is_sent_to_array_dataset_by_its_first_error() -> None:
     assert any("ArrayDataset(**dataset)" in note for note in caught.value.__notes__)
 
 
-def test_a_dict_of_arrays_is_sent_to_array_dataset() -> None:
-    with pytest.raises(OptionError, match=r"keys 0 to 1.*ArrayDataset\(\*\*arrays\)"):
-        DataLoader({"x": np.zeros((5, 2)), "y": np.zeros(5)}, 2)
-
-
-def test_a_dict_with_a_key_for_each_index_or_a_sampler_of_its_keys_is_a_dataset() -> None:
+def test_dicts_and_tuples_of_samples_are_datasets() -> None:
     assert [batch.tolist() for batch in DataLoader({0: 5, 1: 6}, 2)] == [[5, 6]]
     assert [batch.tolist() for batch in DataLoader({"a": 5, "b": 6}, 2, sampler=["b", "a"])] == [[6, 5]]
-
-
-def test_a_tuple_of_columns_is_told_of_array_dataset() -> None:
-    with pytest.warns(AgnoloadWarning, match=r"tuple of 2 arrays.*ArrayDataset\(\*arrays\)"):
-        DataLoader((np.zeros((5, 2)), np.zeros(5)), 2)
-
-
-def test_a_tuple_of_samples_is_a_dataset() -> None:
     assert next(iter(DataLoader((np.zeros(3), np.ones(3)), 2))).tolist() == [[0, 0, 0], [1, 1, 1]]

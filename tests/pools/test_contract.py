@@ -17,8 +17,9 @@ import pytest
 
 from agnoload.errors import AgnoloadError
 from agnoload.messages import EMPTY, Reply, Request
+from agnoload.pools.channel import MAX_TICKETS
 from agnoload.pools.inline import InlinePool
-from agnoload.pools.processes import TICKETS, ProcessPool
+from agnoload.pools.processes import ProcessPool
 from agnoload.pools.threads import ThreadPool
 
 KINDS = ["inline", "thread", "fork", "forkserver", "spawn"]
@@ -132,7 +133,7 @@ def test_every_request_is_answered_once_with_its_own_value(pool: Any) -> None:
 
 
 def test_more_requests_than_the_pipe_holds_tickets(pool: Any) -> None:
-    wanted = {ask(pool, n).number: n for n in range(TICKETS + 300)}
+    wanted = {ask(pool, n).number: n for n in range(MAX_TICKETS + 300)}
     found = [pool.receive(60) for _ in range(len(wanted))]
     assert {reply.number: reply.batch for reply in found} == wanted
 

@@ -207,7 +207,7 @@ def test_c15_a_stream_without_one_is_read_again_and_the_loader_says_so():
         pass
     again = DataLoader(stream := Counted(), 10)
     again.load_state_dict(loader.state_dict())
-    with pytest.warns(agnoload.AgnoloadWarning, match="reads it again") as caught:
+    with pytest.warns(agnoload.AgnoloadWarning, match="reads the stream again") as caught:
         assert [batch.tolist() for batch in again] == [list(range(n, n + 10)) for n in (70, 80, 90)]
     assert len(caught) == 1
     assert stream.given == 100

@@ -128,10 +128,6 @@ def test_draws_without_replacement_are_distinct_and_of_some_weight(weights, data
     assert set(indices) <= possible
 
 
-def test_c21_the_number_of_weights_is_there_to_be_compared_with_the_dataset():
-    assert WeightedRandomSampler([1.0] * 9, 3).data_length == 9
-
-
 @pytest.mark.parametrize("replacement", [True, False])
 def test_weights_come_as_lists_arrays_and_tensors_and_are_not_changed(replacement):
     torch = pytest.importorskip("torch")

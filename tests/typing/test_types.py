@@ -102,7 +102,7 @@ def test_a_mistake_is_an_error(said: Said, line: int) -> None:
 
 def test_the_types_know_every_option_and_no_other() -> None:
     options = list(inspect.signature(agnoload.DataLoader).parameters)
-    assert options[:23] == [  # the contract; what was added since stands behind
+    assert options[:23] == [  # the contract; later options follow
         "dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "num_workers", "collate_fn", "pin_memory",
         "drop_last", "timeout", "worker_init_fn", "multiprocessing_context", "generator", "prefetch_factor",
         "persistent_workers", "pin_memory_device", "in_order", "backend", "device", "seed", "worker_type", "on_error",

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import logging.handlers
-import os
-import signal
 import subprocess
 import sys
 import threading
@@ -13,7 +11,7 @@ import warnings
 
 import pytest
 
-from agnoload import DataLoader, WorkerDied
+from agnoload import DataLoader
 
 METHODS = ("forkserver", pytest.param("spawn", marks=pytest.mark.slow), "fork")
 
@@ -52,7 +50,7 @@ def test_records_reach_the_handlers_tagged_in_the_order_of_the_batches(method, c
         assert (record.name, record.levelname, record.funcName, record.shape) == ("user.data", "WARNING", "say", (2, 3))
         assert record.processName == f"agnoload-worker-{record.worker}"
         assert record.process != logging.makeLogRecord({}).process
-        assert record.pathname.endswith("test_said.py")
+        assert record.pathname.endswith("test_logs.py")
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -128,73 +126,6 @@ def test_records_come_with_the_error_too(caplog) -> None:
     with DataLoader(range(4), num_workers=1, worker_init_fn=init) as loader, pytest.raises(OSError):  # noqa: PT011
         next(iter(loader))
     assert caplog.text.count("no disk") == 1
-
-
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("restarts", [0, 1])
-def test_records_of_a_batch_that_kills_its_worker_come_too(restarts, method, caplog) -> None:
-    def say(index: int) -> None:
-        logging.getLogger("user").warning("sample %d", index, extra={"shape": (2, 3)})
-        if index == 3:
-            logging.getLogger("user").error("opening %d", index)
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    with pytest.raises(WorkerDied, match="batch 1"):
-        through(say, multiprocessing_context=method, max_worker_restarts=restarts)
-    said = [record.getMessage() for record in caplog.records]
-    assert [said.count(f"sample {n}") for n in range(4)] == [1, 1, 1 + restarts, 1 + restarts]  # it was loaded so often
-    assert said.count("opening 3") == 1 + restarts
-    record = next(record for record in caplog.records if record.getMessage() == "opening 3")
-    assert (record.name, record.levelname, record.processName) == ("user", "ERROR", f"agnoload-worker-{record.worker}")
-
-
-def test_of_very_many_records_of_a_batch_that_kills_its_worker_the_last_ones_come(caplog) -> None:
-    def say(index: int) -> None:
-        for number in range(2000):
-            logging.warning("record %d", number)
-        logging.warning("x" * (1 << 17))  # larger than all the room
-        os._exit(3)
-
-    with pytest.raises(WorkerDied):
-        through(say, workers=1)
-    said = [record.getMessage() for record in caplog.records]
-    assert 10 < len(said) < 2000
-    assert said == [f"record {number}" for number in range(2000 - len(said), 2000)]
-
-
-@pytest.mark.slow
-def test_records_and_warnings_before_a_hang_or_a_death_at_the_start_come_too(caplog) -> None:
-    def say(index: int) -> None:
-        logging.error("about to hang")
-        warnings.warn("it hangs", RuntimeWarning, stacklevel=1)
-        threading.Event().wait()
-
-    loader = DataLoader(Talks(say), num_workers=1, timeout=1)
-    with loader, pytest.raises(TimeoutError), pytest.warns(RuntimeWarning, match="it hangs"):
-        next(iter(loader))
-    assert caplog.text.count("about to hang") == 1
-
-    def init(_: int) -> None:
-        logging.error("no disk")
-        os._exit(3)
-
-    with DataLoader(range(4), num_workers=1, worker_init_fn=init) as loader, pytest.raises(WorkerDied):
-        next(iter(loader))
-    assert caplog.text.count("no disk") == 1
-
-
-def test_a_warning_of_a_batch_that_kills_its_worker_is_no_error_in_the_place_of_its_death() -> None:
-    class Mine(UserWarning):  # of a foreign class, so the filters are applied where it arrives
-        pass
-
-    def say(index: int) -> None:
-        warnings.warn("old", Mine, stacklevel=1)
-        os._exit(3)
-
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", category=Mine)
-        with pytest.raises(WorkerDied, match="exit code 3"):
-            through(say)
 
 
 def test_a_disabled_level_stays_disabled(caplog) -> None:

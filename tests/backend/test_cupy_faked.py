@@ -21,7 +21,7 @@ from agnoload.testing.backends import check_backend
 
 
 class FakeArray:
-    """Stands for `cupy.ndarray`: it is filled when its stream runs."""
+    """A fake `cupy.ndarray`, filled when its stream runs."""
 
     def __init__(self, shape: Any, dtype: Any) -> None:
         self.array = np.full(shape, 1, dtype)
@@ -141,7 +141,7 @@ def test_faked_without_a_gpu_the_check_gives_the_reason(backend: Any, devices: i
 
 
 @pytest.mark.parametrize(("devices", "reason"), [(0, "no NVIDIA GPU"), (-1, "cudaErrorInsufficientDriver")])
-def test_faked_without_a_gpu_a_loader_is_refused_when_it_is_made(devices: int, reason: str) -> None:
+def test_faked_without_a_gpu_the_constructor_of_a_loader_raises(devices: int, reason: str) -> None:
     settings.devices = devices
     with pytest.raises(BackendUnavailable, match=reason):
         DataLoader(range(4), 2, backend="cupy")
@@ -224,7 +224,7 @@ def test_faked_a_slot_is_locked_and_unlocked_on_its_device(backend: Any) -> None
     assert log == [*locked, "device 1", "synchronize", ("unregister", address)]
 
 
-def test_faked_a_refusal_is_one_warning(backend: Any) -> None:
+def test_faked_failing_to_lock_memory_gives_one_warning(backend: Any) -> None:
     backend.check(1, pin_memory=True)
     settings.refuse = True
     slots = [np.zeros(4096, np.uint8) for _ in range(2)]

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from agnoload import DataLoader, WorkerDied, sample_rng
-from agnoload.pools import processes
-from agnoload.pools.processes import ProcessPool
-from agnoload.pools.worker import REPLY, Control, Stage
+from agnoload.pools import diagnose
+from agnoload.pools.channel import ReplyTicket
+from agnoload.pools.status import WorkerStatusBoard
 
 METHODS = ("forkserver", pytest.param("spawn", marks=pytest.mark.slow), "fork")
 
@@ -122,30 +122,12 @@ def test_a_death_whose_exit_code_somebody_else_has_collected_says_so(method, cod
         signal.signal(signal.SIGCHLD, before)
     assert [int(batch[0][0]) for batch in got] == [0, 1, 2]
     assert (error.exitcode, error.batch, error.indices) == (code, 3, [3])
-    assert ("its exit code was collected" in str(error)) == (code is None)
-
-
-@pytest.mark.slow
-def test_c42_where_the_system_counts_the_parents_memory_a_death_tells_what_the_worker_had_before() -> None:
-    class Dies:
-        def __len__(self) -> int:
-            return 2
-
-        def __getitem__(self, index: int) -> int:
-            if index:
-                die("SIGKILL")
-            return index
-
-    parents = np.ones(300 << 17)  # 300 MiB, which a spawned process is taken to have had
-    _, error = until_death(DataLoader(Dies(), 1, num_workers=1, multiprocessing_context="spawn"))
-    assert error.rss is not None
-    assert 10 << 20 < error.rss < parents.nbytes
-    assert f"it had {error.rss / 2**20:,.0f} MiB of memory before this batch" in str(error)
+    assert ("collected its exit code" in str(error)) == (code is None)
 
 
 def test_c42_a_death_tells_of_kills_for_memory(box, monkeypatch) -> None:
     counts = iter([5, 7])
-    monkeypatch.setattr(processes, "oom_kills", lambda: next(counts))
+    monkeypatch.setattr(diagnose, "oom_kills", lambda: next(counts))
     _, error = until_death(DataLoader(Dies(sticks(box, 1)), 1, num_workers=1))
     assert error.oom_kills == 2
     assert "2 out-of-memory kills" in str(error)
@@ -157,10 +139,10 @@ def test_c42_a_death_tells_of_kills_for_memory(box, monkeypatch) -> None:
 )
 def test_the_kernels_count_is_read_in_both_forms(name, text, line, tmp_path, monkeypatch) -> None:
     (tmp_path / name).write_text(text)
-    monkeypatch.setattr(processes, "_oom_files", lambda: [tmp_path / "none", tmp_path / name])
-    assert processes.oom_kills() == 2
+    monkeypatch.setattr(diagnose, "_oom_files", lambda: [tmp_path / "none", tmp_path / name])
+    assert diagnose.oom_kills() == 2
     monkeypatch.undo()
-    assert all(path.name in ("memory.events", "memory.oom_control") for path in processes._oom_files())
+    assert all(path.name in ("memory.events", "memory.oom_control") for path in diagnose._oom_files())
 
 
 def test_errors_keep_what_they_carry_when_they_are_pickled() -> None:
@@ -275,7 +257,7 @@ def test_kept_workers_that_have_died_between_epochs_are_replaced() -> None:
         (again,) = {int(batch[0]) for batch in loader}
         assert again == pid
         os.kill(pid, signal.SIGKILL)
-        select.select([loader._keeper._pools[0]._processes[0].sentinel], [], [])
+        select.select([loader._keeper._pools[0]._crew.processes[0].sentinel], [], [])
         (other,) = {int(batch[0]) for batch in loader}
     assert other != pid
 
@@ -313,15 +295,15 @@ def test_a_kept_worker_that_dies_over_what_nobody_wants_is_an_error_all_the_same
 # ---------------------------------------------------------------------------------------------- between two lines
 
 
-def _lethal(claims: dict[int, int], control: type[Control]):
-    """`Control.claim` that kills worker 0 between reading its n-th ticket and claiming it."""
-    claim = control.claim
+def _lethal(at: int):
+    """`WorkerStatusBoard.claim` that kills worker 0 between reading its n-th ticket and claiming it."""
+    claim, claims = WorkerStatusBoard.claim, [0]
 
-    def lethal(self: Control, worker: int, number: int, stage: Stage) -> None:
-        claims[worker] = claims.get(worker, 0) + 1
-        if worker == 0 and claims[0] == claims["at"]:
+    def lethal(self: WorkerStatusBoard, worker: int, number: int) -> None:
+        claims[0] += worker == 0
+        if worker == 0 and claims[0] == at:
             os.kill(os.getpid(), signal.SIGKILL)
-        claim(self, worker, number, stage)
+        claim(self, worker, number)
 
     return lethal
 
@@ -330,7 +312,7 @@ def _lethal(claims: dict[int, int], control: type[Control]):
 @pytest.mark.parametrize("at", [1, 2])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_death_between_reading_a_ticket_and_claiming_it_loses_nothing(at, workers, monkeypatch) -> None:
-    monkeypatch.setattr(Control, "claim", _lethal({"at": at}, Control))
+    monkeypatch.setattr(WorkerStatusBoard, "claim", _lethal(at))
     loader = DataLoader(range(40), 2, num_workers=workers, multiprocessing_context="fork", max_worker_restarts=1)
     with loader:
         pool = iter(loader)
@@ -339,7 +321,7 @@ def test_a_death_between_reading_a_ticket_and_claiming_it_loses_nothing(at, work
 
 
 def test_a_death_between_reading_a_ticket_and_claiming_it_is_an_error_without_restarts(monkeypatch) -> None:
-    monkeypatch.setattr(Control, "claim", _lethal({"at": 3}, Control))
+    monkeypatch.setattr(WorkerStatusBoard, "claim", _lethal(3))
     got, error = until_death(DataLoader(range(8), 1, num_workers=1, multiprocessing_context="fork"))
     assert [batch.tolist() for batch in got] == [[0], [1]]
     assert error.batch == 2
@@ -349,9 +331,9 @@ def test_a_worker_frozen_before_its_claim_that_wakes_later_doubles_nothing(tmp_p
     """Worker 0 reads a ticket and is held; worker 1 dies meanwhile, and worker 0's request is taken for lost, too."""
     for name in ("held", "gate"):
         os.mkfifo(tmp_path / name)
-    claim, claims = Control.claim, {0: 0, 1: 0}
+    claim, claims = WorkerStatusBoard.claim, {0: 0, 1: 0}
 
-    def hindered(self: Control, worker: int, number: int, stage: Stage) -> None:
+    def hindered(self: WorkerStatusBoard, worker: int, number: int) -> None:
         claims[worker] += 1
         if worker == 0 and claims[0] == 1:
             with open(tmp_path / "held", "wb"), open(tmp_path / "gate", "rb"):
@@ -359,9 +341,9 @@ def test_a_worker_frozen_before_its_claim_that_wakes_later_doubles_nothing(tmp_p
         if worker == 1 and claims[1] == 3:
             with open(tmp_path / "held", "rb"):
                 os.kill(os.getpid(), signal.SIGKILL)
-        claim(self, worker, number, stage)
+        claim(self, worker, number)
 
-    monkeypatch.setattr(Control, "claim", hindered)
+    monkeypatch.setattr(WorkerStatusBoard, "claim", hindered)
     loader = DataLoader(
         range(60), 1, num_workers=2, multiprocessing_context="fork", max_worker_restarts=1, prefetch_factor=10
     )
@@ -375,7 +357,7 @@ def test_a_worker_frozen_before_its_claim_that_wakes_later_doubles_nothing(tmp_p
         assert got == [[n] for n in range(60)]
 
 
-# ---------------------------------------------------------------------------------------------- what is not trusted
+# ---------------------------------------------------------------------------------------------- corruption
 
 
 class Pid:
@@ -386,36 +368,25 @@ class Pid:
         return index
 
 
-def _ticket(**changes: int) -> bytes:
-    fields = {
-        "number": 0,
-        "slot": 2,
-        "worker": 0,
-        "kind": 0,
-        "check": 0,
-        "offset": 0,
-        "nbytes": 0,
-        "arrays": 0,
-        "end": 0,
-    }
-    return REPLY.pack(*{**fields, **changes}.values(), 1, 0.0, 0.0, 0.0, 0.0)
+_TICKET = ReplyTicket(0, 2, 0, 0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0)
 
 
 @pytest.mark.parametrize(
     "ticket",
     [
-        _ticket(worker=5),
-        _ticket(worker=-1),
-        _ticket(slot=-1),
-        _ticket(slot=1 << 40),
-        _ticket(slot=0),
-        _ticket(offset=-8),
-        _ticket(nbytes=-8),
-        _ticket(offset=64, nbytes=64, end=100),
+        _TICKET._replace(worker=5).packed(),
+        _TICKET._replace(worker=-1).packed(),
+        _TICKET._replace(slot=-1).packed(),
+        _TICKET._replace(slot=1 << 40).packed(),
+        _TICKET._replace(slot=0).packed(),
+        _TICKET._replace(offset=-8).packed(),
+        _TICKET._replace(nbytes=-8).packed(),
+        _TICKET._replace(offset=64, nbytes=64, end=100).packed(),
+        _TICKET._replace(end=1 << 40).packed(),
         b"something else",
     ],
 )
-def test_a_broken_ticket_is_refused(ticket, tmp_path) -> None:
+def test_a_corrupted_reply_is_an_error_that_says_so(ticket, tmp_path) -> None:
     os.mkfifo(tmp_path / "never")
     gate = str(tmp_path / "never")
 
@@ -426,22 +397,9 @@ def test_a_broken_ticket_is_refused(ticket, tmp_path) -> None:
 
     with DataLoader(Waits(), 1, num_workers=1) as loader:
         batches = iter(loader)
-        os.write(batches._pool._replies_w, ticket)
-        with pytest.raises(WorkerDied, match="not trusted any more"):
+        os.write(batches._pool._channel.replies_end, ticket)
+        with pytest.raises(WorkerDied, match="sent a corrupted reply"):
             next(batches)
-
-
-def test_a_slot_that_is_not_what_the_worker_wrote_is_refused(monkeypatch) -> None:
-    taken = ProcessPool._take
-
-    def scribbled(self: ProcessPool, *ticket) -> None:
-        slot = self.arena[ticket[1]]
-        slot.view[ticket[5]] ^= 1
-        taken(self, *ticket)
-
-    monkeypatch.setattr(ProcessPool, "_take", scribbled)
-    with DataLoader(Pid(), 1, num_workers=1) as loader, pytest.raises(WorkerDied, match=r"batch 0 \(indices \[0\]\)"):
-        next(iter(loader))
 
 
 def test_a_worker_that_closes_what_is_not_its_own_dies_with_its_last_words() -> None:

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from agnoload import AgnoloadWarning, DataLoader, WorkerTimeout
-from agnoload.pools import processes
+from agnoload.pools import crew, diagnose
 from agnoload.pools.launcher import start_process
 
 METHODS = ("forkserver", pytest.param("spawn", marks=pytest.mark.slow), "fork")
@@ -124,7 +124,7 @@ def test_c34_after_a_minute_of_silence_one_report_then_it_waits_on(gate, monkeyp
         with DataLoader(Gate(gate, at=2), 1, num_workers=1) as loader:
             batches = iter(loader)
             got = [next(batches).tolist() for _ in range(2)]
-            monkeypatch.setattr(processes, "SILENCE", 0.2)
+            monkeypatch.setattr(diagnose, "SILENCE", 0.2)
             opener = threading.Timer(1.0, lambda: open(gate, "wb").close())
             opener.start()
             got += [batch.tolist() for batch in batches]
@@ -139,7 +139,7 @@ def test_c34_after_a_minute_of_silence_one_report_then_it_waits_on(gate, monkeyp
 
 
 def test_c34_threads_report_silence_too(gate, monkeypatch) -> None:
-    monkeypatch.setattr(processes, "SILENCE", 0.1)
+    monkeypatch.setattr(diagnose, "SILENCE", 0.1)
     loader = DataLoader(Gate(gate, at=0, n=1), 1, num_workers=1, worker_type="thread")
     opener = threading.Timer(0.5, lambda: open(gate, "wb").close())
     opener.start()
@@ -151,7 +151,7 @@ def test_c34_threads_report_silence_too(gate, monkeypatch) -> None:
 
 def test_c34_a_silence_at_the_start_asks_no_worker_that_could_not_answer(monkeypatch) -> None:
     """The signal that asks for a stack would end a process that does not listen for it yet."""
-    monkeypatch.setattr(processes, "SILENCE", 0.0)
+    monkeypatch.setattr(diagnose, "SILENCE", 0.0)
     loader = DataLoader(range(4), 2, num_workers=1, multiprocessing_context="spawn")
     with loader, pytest.warns(AgnoloadWarning, match="its start"):
         assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3]]
@@ -160,8 +160,7 @@ def test_c34_a_silence_at_the_start_asks_no_worker_that_could_not_answer(monkeyp
 LOCKED = """
 import sys, threading, types, warnings
 import agnoload
-from agnoload.pools import processes
-from agnoload.pools.launcher import start_process
+from agnoload.pools import diagnose
 
 module = types.ModuleType("holder")
 source = "import threading\\nlock = threading.Lock()\\n"
@@ -184,7 +183,7 @@ def hold():
 held = threading.Event()
 threading.Thread(target=hold, daemon=True).start()
 held.wait()
-processes.SILENCE = 1.0
+diagnose.SILENCE = 1.0
 method = sys.argv[1] if len(sys.argv) > 1 else None
 loader = agnoload.DataLoader(Data(), 2, num_workers=2, multiprocessing_context={method!r})
 warnings.simplefilter("always")
@@ -261,11 +260,9 @@ def test_c50_a_fork_of_a_process_that_has_opened_a_gpu_is_warned_of_before_it_is
 ) -> None:
     device = tmp_path / "nvidia0"
     device.touch()
-    monkeypatch.setattr(processes, "DEVICES", (str(device),))
+    monkeypatch.setattr(diagnose, "DEVICES", (str(device),))
     starts: list[int] = []
-    monkeypatch.setattr(
-        processes, "start_process", lambda *a, **k: starts.append(len(caught)) or start_process(*a, **k)
-    )
+    monkeypatch.setattr(crew, "start_process", lambda *a, **k: starts.append(len(caught)) or start_process(*a, **k))
     with device.open(), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", AgnoloadWarning)
         with DataLoader(range(8), 4, num_workers=2, multiprocessing_context=method) as loader:

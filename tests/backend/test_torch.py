@@ -97,12 +97,12 @@ def test_tensor_subclasses_of_other_packages_are_recognised() -> None:
     assert array.tolist() == [0, 1, 2]
 
 
-def test_what_is_no_tensor_is_not_touched(backend: Any) -> None:
+def test_other_objects_are_not_touched(backend: Any) -> None:
     for thing in (torch.float32, torch.Generator(), torch.nn.Linear(1, 1), torch.device("cpu"), np.zeros(1)):
         assert backend.to_numpy(thing) is None
 
 
-def test_tensors_without_a_numpy_form_are_refused_by_what_they_are(backend: Any) -> None:
+def test_the_error_for_a_tensor_without_a_numpy_form_says_its_kind(backend: Any) -> None:
     with torch.sparse.check_sparse_tensor_invariants(enable=True):
         sparse = torch.eye(2).to_sparse()
     with pytest.raises(CollateError, match=r"layout torch.sparse_coo, .* return tensor.to_dense\(\)"):
@@ -151,13 +151,13 @@ def test_a_tensor_that_is_more_than_its_numbers_travels_as_torch_pickles_it(back
 
 @no_gpu
 @pytest.mark.parametrize("device", ["cuda", "cuda:0", 0, torch.device("cuda", 1)])
-def test_cuda_without_a_gpu_is_refused_with_the_reason(backend: Any, device: Any) -> None:
+def test_cuda_without_a_gpu_is_rejected_with_the_reason(backend: Any, device: Any) -> None:
     with pytest.raises(BackendUnavailable, match=r"device 'cuda.*cannot be used: (this build|torch finds)"):
         backend.check(device)
 
 
 @pytest.mark.parametrize("device", ["xpu", "mps"])
-def test_other_devices_that_are_missing_are_refused(backend: Any, device: str) -> None:
+def test_missing_devices_of_other_kinds_are_rejected(backend: Any, device: str) -> None:
     if getattr(torch, device).is_available():
         pytest.skip(f"there is an {device} device here")
     with pytest.raises(BackendUnavailable, match=f"torch cannot use device '{device}' here"):
@@ -165,7 +165,7 @@ def test_other_devices_that_are_missing_are_refused(backend: Any, device: str) -
 
 
 @pytest.mark.parametrize("device", ["moon", object(), True, 1.5])
-def test_what_is_no_device_is_an_option_error(backend: Any, device: Any) -> None:
+def test_a_wrong_device_raises_an_option_error(backend: Any, device: Any) -> None:
     with pytest.raises(OptionError, match=r"device must be what torch\.device takes"):
         backend.check(device)
 
@@ -311,7 +311,7 @@ made: list[FakeEvent] = []
 
 
 class FakeCuda:
-    """Stands for `torch.cuda`: it records the order of what is asked, and runs nothing."""
+    """A fake `torch.cuda`: it records the order of calls, and runs nothing."""
 
     def __init__(self) -> None:
         self.log: list[Any] = []
@@ -429,7 +429,7 @@ def test_fake_cuda_a_batch_type_with_pin_memory_pins_itself(backend: Any, fake: 
     assert backend.convert("text") == "text"
 
 
-def test_fake_cuda_a_copy_runs_beside_the_consumer_who_waits_by_event(backend: Any, fake: FakeCuda) -> None:
+def test_fake_cuda_a_copy_runs_beside_the_consumer_who_waits_for_an_event(backend: Any, fake: FakeCuda) -> None:
     device = backend.check("cuda:1")
     moves: list[Any] = []
     own = SimpleNamespace(to=moves.append)

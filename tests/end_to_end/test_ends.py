@@ -16,7 +16,7 @@ import numpy as np
 import psutil
 import pytest
 
-from agnoload import AgnoloadError, ArrayDataset, DataLoader
+from agnoload import AgnoloadError, DataLoader
 from agnoload.errors import LoaderClosed
 from agnoload.pools import launcher
 
@@ -618,9 +618,3 @@ def test_loaders_work_where_the_system_collects_children_by_itself() -> None:
             assert workers() == []
     finally:
         signal.signal(signal.SIGCHLD, before)
-
-
-def test_array_datasets_end_like_others() -> None:
-    with DataLoader(ArrayDataset(x=np.arange(10)), 4, num_workers=2) as loader:
-        assert [len(batch["x"]) for batch in loader] == [4, 4, 2]
-    assert workers() == []

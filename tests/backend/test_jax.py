@@ -69,7 +69,7 @@ def test_an_aligned_array_is_shared(backend: Any, dtype: str) -> None:
 
 @pytest.fixture
 def quick() -> Iterator[Any]:
-    """What takes arrays, made anew, and once more afterwards."""
+    """What takes arrays, built again, and once more afterwards."""
     from agnoload_jax.arrays import _taker
 
     _taker.cache_clear()
@@ -80,7 +80,7 @@ def quick() -> Iterator[Any]:
 @one_cpu
 @pytest.mark.parametrize("dtype", list("?bBhHiIefF"))
 @pytest.mark.parametrize("shape", [(), (0, 3), (4,), (2, 3, 4)])
-def test_the_short_way_to_an_array_gives_what_from_dlpack_gives(quick: Any, dtype: str, shape: tuple[int, ...]) -> None:
+def test_the_fast_path_gives_the_same_array_as_from_dlpack(quick: Any, dtype: str, shape: tuple[int, ...]) -> None:
     take = quick()
     assert take is not jax.dlpack.from_dlpack, (
         "this JAX has no such step any more: the tests of its results test nothing"
@@ -98,7 +98,7 @@ def test_the_short_way_to_an_array_gives_what_from_dlpack_gives(quick: Any, dtyp
 
 @one_cpu
 @pytest.mark.parametrize("step", [None, lambda *_: jnp.zeros((4, 4)), lambda *_: jnp.zeros((4, 4), jnp.int8)])
-def test_where_jax_has_changed_the_public_way_is_taken(
+def test_the_public_path_is_taken_where_jax_has_changed(
     quick: Any, step: Any, monkeypatch: pytest.MonkeyPatch, backend: Any
 ) -> None:
     monkeypatch.setattr("jax._src.lib._jax.dlpack_managed_tensor_to_buffer", step)
@@ -117,7 +117,7 @@ def test_an_array_that_is_not_aligned_is_copied(backend: Any) -> None:
 
 
 @one_cpu
-def test_the_slot_comes_free_the_moment_that_the_last_array_dies(backend: Any) -> None:
+def test_the_slot_is_free_as_soon_as_the_last_array_dies(backend: Any) -> None:
     slots = _Slots()
     gc.disable()  # nothing but the last reference frees it
     try:
@@ -169,7 +169,7 @@ def test_batches_are_arguments_of_jit_and_grad(backend: Any) -> None:
 
 
 @pytest.mark.parametrize("placed", [False, True])
-def test_c02_narrowing_is_announced_once_a_loader_and_never_silent(placed: bool) -> None:
+def test_c02_narrowing_gives_one_warning_for_each_loader(placed: bool) -> None:
     for _ in range(2):  # two loaders: said in each
         backend = get_backend("jax")
         device = backend.check("cpu:0") if placed else None
@@ -223,7 +223,7 @@ def test_a_number_that_is_missing_lists_the_devices(backend: Any, device: Any) -
 
 
 @pytest.mark.parametrize("device", [object(), 1.5, True, "cpu:first"])
-def test_what_is_no_device_is_an_option_error(backend: Any, device: Any) -> None:
+def test_a_wrong_device_raises_an_option_error(backend: Any, device: Any) -> None:
     with pytest.raises(OptionError, match=r"device must be a jax\.Device, a Sharding, a number or a name"):
         backend.check(device)
 
@@ -275,7 +275,7 @@ def test_a_random_key_of_jax_gives_63_bits(backend: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_loader_on_a_cpu_takes_no_device_before_it_must() -> None:
+def test_a_loader_on_a_cpu_initialises_no_device_early() -> None:
     code = """
         import jax, agnoload
         from agnoload.backend import registry
@@ -422,7 +422,7 @@ def test_two_processes_make_one_global_array() -> None:
     assert [out for out, _ in outputs] == ["ok\n"] * 2, outputs
 
 
-def test_a_batch_that_fits_says_nothing(backend: Any) -> None:
+def test_a_batch_that_fits_gives_no_warning(backend: Any) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         backend.convert(np.zeros(3, np.float32))

@@ -8,7 +8,6 @@ import contextlib
 import contextvars
 import gc
 import itertools
-import json
 import logging
 import signal
 import subprocess
@@ -22,18 +21,15 @@ import pytest
 
 from agnoload import (
     AgnoloadError,
-    ArrayDataset,
-    CollateError,
     DataLoader,
-    OptionError,
-    WorkerTimeout,
     default_collate,
     get_worker_info,
     register_collate,
     sample_rng,
 )
 from agnoload.errors import LoaderClosed
-from agnoload.monitoring.logs import settings
+from agnoload.monitoring.logs import log_settings
+from agnoload.testing import check_resume
 
 PATIENCE = 60.0
 """A bound against hanging, not a measure."""
@@ -57,10 +53,6 @@ def threaded(dataset, batch_size=1, num_workers=2, **options):
 
 def lists(loader):
     return [batch.tolist() for batch in loader]
-
-
-def notes(error):
-    return "\n".join(getattr(error, "__notes__", ()))
 
 
 # ------------------------------------------------------------------------------------------------ at once, in order
@@ -87,58 +79,6 @@ def test_c56_batches_come_in_order_whoever_is_done_first():
         return index
 
     assert lists(threaded(Ints(8, sample), num_workers=4)) == [[index] for index in range(8)]
-
-
-def test_a_batch_is_loaded_ahead_while_the_user_works():
-    loaded = [threading.Event() for _ in range(6)]
-
-    def sample(index):
-        loaded[index].set()
-        return index
-
-    iterator = iter(threaded(Ints(6, sample), prefetch_factor=2))
-    assert next(iterator).tolist() == [0]
-    for event in loaded[1:5]:  # 2 workers x 2 batches, beside the one that is out
-        assert event.wait(PATIENCE)
-    assert not loaded[5].is_set()
-    assert lists(iterator) == [[1], [2], [3], [4], [5]]
-
-
-def test_a_free_thread_takes_the_next_batch_whoever_would_have_been_due():
-    last = threading.Event()
-
-    def sample(index):
-        if index == 0:
-            assert last.wait(PATIENCE)
-        if index == 7:
-            last.set()
-        return index
-
-    loader = threaded(Ints(8, sample), prefetch_factor=4)
-    assert lists(loader) == [[index] for index in range(8)]
-
-
-@pytest.mark.slow
-def test_c47_out_of_order_batches_come_as_they_are_ready_and_the_rest_after_a_resume():
-    release = threading.Event()
-
-    def sample(index):
-        if index == 0:
-            assert release.wait(PATIENCE)
-        return index
-
-    loader = threaded(Ints(8, sample), in_order=False)
-    iterator = iter(loader)
-    early = [next(iterator).tolist()[0] for _ in range(3)]
-    state = json.loads(json.dumps(loader.state_dict()))
-    assert early == [1, 2, 3]
-    early += [next(iterator).tolist()[0] for _ in range(4)]
-    assert early == [1, 2, 3, 4, 5, 6, 7]
-    release.set()
-    assert lists(iterator) == [[0]]
-    resumed = threaded(Ints(8, sample), in_order=False)
-    resumed.load_state_dict(state)
-    assert sorted(lists(resumed)) == [[0], [4], [5], [6], [7]]
 
 
 # ------------------------------------------------------------------------------------------------ the same batches
@@ -171,62 +111,12 @@ def test_c07_threads_draw_what_processes_and_no_workers_draw():
     same([*loader, *loader], expected)
 
 
-def test_a_collate_fn_in_threads_has_numbers_of_its_batch():
-    def collate(samples):
-        return sum(samples), sample_rng().integers(1 << 62).item()
-
-    expected = list(DataLoader(Ints(20), 3, seed=1, collate_fn=collate))
-    assert list(threaded(Ints(20), 3, num_workers=3, seed=1, collate_fn=collate)) == expected
-
-
-def test_arrays_rows_and_single_samples_as_without_workers():
-    arrays = ArrayDataset(x=np.arange(40, dtype=np.float32).reshape(20, 2), y=np.arange(20, dtype=np.int16))
-    for options in ({"batch_size": 6, "shuffle": True, "seed": 2}, {"batch_size": None}):
-        same(list(threaded(arrays, **options)), list(DataLoader(arrays, **options)))
-
-
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_a_state_resumes_at_every_batch(shuffle):
-    def make():
-        return threaded(Drawing(11), 3, shuffle=shuffle, seed=3)
-
-    loader = make()
-    states, whole = [loader.state_dict()], []
-    for batch in loader:
-        whole.append(batch)
-        states.append(json.loads(json.dumps(loader.state_dict())))
-    whole += list(loader)
-    for place, state in enumerate(states):
-        resumed = make()
-        resumed.load_state_dict(state)
-        same(list(resumed), whole[place:4] if place < 4 else whole[4:])
-
-
-def test_what_cannot_be_pickled_is_no_matter_in_threads():
-    lock, seen = threading.Lock(), []
-
-    def sample(index):
-        with lock:
-            seen.append(index)
-        return index
-
-    assert lists(threaded(Ints(6, sample), 2)) == [[0, 1], [2, 3], [4, 5]]
-    assert sorted(seen) == list(range(6))
-
-
-@pytest.mark.slow
-def test_kept_workers_and_two_iterators_at_once():
-    loader = threaded(Ints(6), 2, persistent_workers=True)
-    with loader:
-        first, second = iter(loader), iter(loader)
-        pairs = [(one.tolist(), other.tolist()) for one, other in zip(first, second, strict=True)]
-        assert pairs == [([0, 1], [0, 1]), ([2, 3], [2, 3]), ([4, 5], [4, 5])]
-        assert lists(loader) == [[0, 1], [2, 3], [4, 5]]
-
-
-def test_c57_steps_in_threads_cross_epochs():
-    sizes = [len(batch) for batch in threaded(Ints(10), 4, shuffle=True, seed=0).steps(5)]
-    assert sizes == [4, 4, 2, 4, 4]
+def test_a_loader_with_threads_resumes_at_every_batch():
+    check_resume(
+        lambda num_workers: DataLoader(
+            Drawing(11), 3, shuffle=True, seed=3, num_workers=num_workers, worker_type="thread"
+        )
+    )
 
 
 # ------------------------------------------------------------------------------------------------ who asks
@@ -270,37 +160,7 @@ def test_worker_init_fn_runs_in_each_thread_with_its_number():
     assert ran == {f"agnoload-{number}": (number, number) for number in range(3)}
 
 
-def test_an_error_in_worker_init_fn_reaches_the_loop():
-    def begin(worker):
-        raise LookupError(f"no device {worker}")
-
-    with pytest.raises(LookupError, match="no device") as caught:
-        lists(threaded(Ints(4), worker_init_fn=begin))
-    assert "before its first batch" in notes(caught.value)
-
-
 # ------------------------------------------------------------------------------------------------ errors
-
-
-class Unhappy(Exception):
-    def __init__(self, where, *, code):
-        super().__init__(where)
-        self.code = code
-
-
-def test_an_error_keeps_what_it_is_and_says_where():
-    def sample(index):
-        if index == 5:
-            raise Unhappy("here", code=7)
-        return index
-
-    found = []
-    with pytest.raises(Unhappy) as caught:
-        found.extend(batch.tolist() for batch in threaded(Ints(8, sample), 2))
-    assert (caught.value.args, caught.value.code) == (("here",), 7)
-    for words in ("index 5", "batch 2", "epoch 0", "(a thread)"):
-        assert words in notes(caught.value)
-    assert "in sample" in str(caught.getrepr(style="native"))
 
 
 def bad(index):
@@ -325,27 +185,6 @@ def test_c43_bad_samples_in_threads_as_without_workers(on_error):
         assert list(map(len, expected)) == ([4, 4, 2] if on_error == "replace" else [3, 4, 2])
 
 
-def test_c43_raise_and_nothing_good():
-    with pytest.raises(ValueError, match="bad sample 3"):
-        lists(threaded(Ints(10, bad), 4))
-
-    def always(index):
-        raise ValueError("bad")
-
-    assert lists(threaded(Ints(10, always), 4, on_error="skip")) == []
-    with pytest.raises(ValueError, match="bad") as caught:
-        lists(threaded(Ints(10, always), 4, on_error="replace"))
-    assert "in its place" in notes(caught.value)
-    with pytest.raises(OptionError, match="got 'dance'"):
-        lists(threaded(Ints(10, bad), 4, on_error=lambda error, index: "dance"))
-
-
-def test_errors_of_collate_name_indices():
-    with pytest.raises(CollateError) as caught:
-        lists(threaded(Ints(4, lambda index: np.zeros(index + 1)), 2))
-    assert "indices 0 and 1" in str(caught.value) + notes(caught.value)
-
-
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
 def test_what_ends_a_program_reaches_the_loop(kind):
     def sample(index):
@@ -355,21 +194,6 @@ def test_what_ends_a_program_reaches_the_loop(kind):
 
     with pytest.raises(kind, match="enough"):
         lists(threaded(Ints(6, sample)))
-
-
-def test_a_sample_that_hangs_is_reported_with_the_stack_of_its_thread():
-    release = threading.Event()
-
-    def a_function_that_waits(index):
-        if index == 1:
-            release.wait(PATIENCE)
-        return index
-
-    loader = threaded(Ints(4, a_function_that_waits), timeout=0.2)
-    with pytest.raises(WorkerTimeout, match=r"batch 1 \(indices \[1\]\)") as caught:
-        lists(loader)
-    assert "a_function_that_waits" in str(caught.value)
-    release.set()
 
 
 # ------------------------------------------------------------------------------------------------ the end
@@ -404,30 +228,6 @@ def test_c41_closing_does_not_wait_for_a_long_sample(stuck):
         next(iterator)
     release.set()
     assert lists(threaded(dataset, sampler=[5, 6])) == [[5], [6]]
-
-
-def test_closing_wakes_a_thread_that_waits_for_a_batch(stuck):
-    dataset, entered, _ = stuck
-    loader = threaded(dataset, num_workers=1)
-    seen = []
-    first = threading.Event()
-
-    def consume():
-        try:
-            for batch in loader:
-                seen.append(batch.tolist())
-                first.set()
-        except Exception as error:
-            seen.append(type(error))
-
-    consumer = threading.Thread(target=consume)
-    consumer.start()
-    assert first.wait(PATIENCE)  # or closing would take the first batch away
-    assert entered.wait(PATIENCE)
-    loader.close()
-    consumer.join(PATIENCE)
-    assert not consumer.is_alive()
-    assert seen == [[0], LoaderClosed]
 
 
 @pytest.mark.slow
@@ -532,16 +332,6 @@ def test_memory_of_batches_that_are_dropped_is_used_again():
             array[...] = 0  # it is the user's own
     for found in addresses.values():
         assert len(found) <= 2 * (2 + 2 + 1 + 1)  # both fields of a batch have blocks of one size
-
-
-@pytest.mark.slow
-def test_batches_outlive_their_loader():
-    loader = threaded(Filled(12), 2)
-    batches = list(loader)
-    loader.close()
-    del loader
-    gc.collect()
-    assert [batch["a"][1, 5] for batch in batches] == [1, 3, 5, 7, 9, 11]
 
 
 def test_no_batch_is_held_by_the_loader_after_the_user_has_dropped_it():
@@ -659,7 +449,7 @@ def test_workers_can_be_told_of_loggers_while_other_threads_make_some(hasty):
     try:
         assert begun.wait(PATIENCE)
         for _ in range(300):
-            settings()
+            log_settings()
     finally:
         stop.set()
         thread.join()

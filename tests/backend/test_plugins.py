@@ -91,12 +91,12 @@ def test_finding_and_loading_our_backends_imports_no_framework() -> None:
     )
 
 
-def test_numpy_needs_no_look_at_the_installed_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numpy_does_not_search_the_installed_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "installed", lambda: pytest.fail("looked"))
     assert type(agnoload.get_backend("numpy")) is Backend
 
 
-def test_a_backend_and_a_class_of_backends_serve_as_they_are() -> None:
+def test_a_backend_object_or_class_can_be_given() -> None:
     backend = Plain()
     assert agnoload.get_backend(backend) is backend
     assert isinstance(agnoload.get_backend(Plain), Plain)
@@ -124,7 +124,7 @@ def test_our_missing_frameworks_give_the_line_with_the_extra(name: str, monkeypa
         registry.load(registry.by_name(registry.installed())[name])().check()
 
 
-def test_a_framework_that_fails_at_import_is_told_from_a_missing_one(
+def test_a_framework_that_fails_at_import_is_distinguished_from_a_missing_one(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "framed.py").write_text("import a_part_that_is_missing")
@@ -147,7 +147,7 @@ def test_a_broken_plugin_is_named_with_its_cause(target: str, cause: str) -> Non
         registry.make("bad", [point("bad", target)])
 
 
-def test_a_broken_plugin_is_one_warning_and_leaves_the_others_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_plugin_gives_one_warning_and_does_not_affect_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     points = [point("bad", "absent"), point("framed", "Framed"), point("failing", "Failing"), point("plain", "Plain")]
     load_framework(monkeypatch)
     with pytest.warns(AgnoloadWarning, match="'bad'") as caught:
@@ -184,7 +184,7 @@ def test_of_two_packages_with_one_name_the_first_is_used_and_a_warning_says_so()
         registry.by_name([points[0], points[0]])  # one package found twice is no conflict
 
 
-def test_a_backend_is_taken_up_when_its_framework_appears(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backend_is_created_once_its_framework_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = Loaded([Plugin("framed", "made_up:Framed", "framed")])
     array = Framed.Array()
     assert loaded.backends() == ()
@@ -199,7 +199,7 @@ def test_a_backend_is_taken_up_when_its_framework_appears(monkeypatch: pytest.Mo
     assert loaded.to_numpy("text") is None
 
 
-def test_a_worker_is_given_the_table_and_does_not_look_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_uses_the_table_of_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_loaded", None)
     monkeypatch.setattr(registry, "installed", lambda: (point("framed", "Framed"),))
     table = registry.plugin_table()
@@ -220,7 +220,7 @@ def test_the_installed_packages_are_read_once_a_process() -> None:
     assert registry.installed() is registry.installed()
 
 
-def test_without_any_framework_nothing_is_known_of_ranks_and_generators() -> None:
+def test_without_a_framework_no_backend_answers() -> None:
     code = (
         "import agnoload.backend.registry as p; b = p.get_backend('numpy');"
         "print(p.rank_and_world(b), p.seed_from(object()), p.to_numpy(object()), p.loaded_backends())"
@@ -229,7 +229,7 @@ def test_without_any_framework_nothing_is_known_of_ranks_and_generators() -> Non
     assert out == "None None None ()\n"
 
 
-def test_the_numpy_backend_refuses_a_device_and_warns_of_pinning() -> None:
+def test_the_numpy_backend_rejects_a_device_and_warns_about_pinning() -> None:
     with pytest.raises(OptionError, match="backend 'numpy' has no devices: device must be None, got 'cuda'"):
         Backend().check("cuda")
     with pytest.warns(AgnoloadWarning, match="pin_memory=True does nothing with backend 'numpy'") as caught:

@@ -7,7 +7,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agnoload.errors import OptionError
@@ -122,9 +122,3 @@ def test_c22_a_hundred_million_draws_with_replacement_come_in_chunks():
     assert last.shape == (3,)
     assert last.dtype == np.int64
     assert peak < 5_000_000
-
-
-@settings(max_examples=30)
-@given(st.integers(1, 400))
-def test_c22_a_random_sampler_takes_each_index_once(n):
-    assert sorted(RandomSampler(range(n), seed=n)) == list(range(n))

@@ -1,4 +1,4 @@
-"""A backend by somebody else: the one of the documentation, built, installed and found by its entry point."""
+"""A backend by a third party: the one of the documentation, built, installed and found by its entry point."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def files_of_the_page() -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def stranger(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def third_party(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The Python of a fresh environment with that package, which sees this one's packages behind its own."""
     pytest.importorskip("hatchling")  # there may be no network to fetch it from
-    folder = tmp_path_factory.mktemp("stranger")
+    folder = tmp_path_factory.mktemp("third_party")
     venv.create(folder / "venv", symlinks=True)
     python = folder / "venv" / "bin" / "python"
     found = subprocess.run(
@@ -63,19 +63,19 @@ def run(python: Path, *arguments: str) -> str:
 
 
 @pytest.mark.slow
-def test_the_pages_backend_is_found_by_its_entry_point(stranger: Path) -> None:
+def test_the_pages_backend_is_found_by_its_entry_point(third_party: Path) -> None:
     code = (
         "import agnoload; print(agnoload.list_backends()['ctypes'], type(agnoload.get_backend('ctypes')).__module__);"
         "from agnoload.backend import registry; print(registry.to_numpy(agnoload.get_backend('ctypes').convert("
         "__import__('numpy').arange(3))))"
     )
-    assert run(stranger, "-c", code) == "ready agnoload_ctypes\n[0 1 2]\n"
+    assert run(third_party, "-c", code) == "ready agnoload_ctypes\n[0 1 2]\n"
     assert "ctypes" not in agnoload.list_backends()  # only there
 
 
 @pytest.mark.slow
-def test_the_pages_own_tests_pass_there(stranger: Path) -> None:
-    out = run(stranger, "-m", "pytest", "-q", "-p", "no:cacheprovider", "project/test_agnoload_ctypes.py")
+def test_the_pages_own_tests_pass_there(third_party: Path) -> None:
+    out = run(third_party, "-m", "pytest", "-q", "-p", "no:cacheprovider", "project/test_agnoload_ctypes.py")
     assert "2 passed" in out
 
 

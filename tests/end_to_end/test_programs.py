@@ -84,9 +84,9 @@ def test_c38_workers_whose_c_code_holds_the_interpreter_lock_do_not_outlive_the_
 
 START = """
 import contextlib, os, signal, agnoload
-from agnoload.pools import processes
+from agnoload.pools import crew
 
-held = processes.interrupts_held
+held = crew.interrupts_held
 
 @contextlib.contextmanager
 def interrupted():
@@ -94,7 +94,7 @@ def interrupted():
         yield
         os.killpg(0, signal.SIGINT)  # the new process has just been started
 
-processes.interrupts_held = interrupted
+crew.interrupts_held = interrupted
 for batch in agnoload.DataLoader(range(8), 1, num_workers=2, multiprocessing_context={method!r}):
     pass
 """

@@ -1,0 +1,145 @@
+"""The worker processes of one pool: what they are given, which of them live, and how they end."""
+
+from __future__ import annotations
+
+import math
+import os
+import select
+import signal
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import nullcontext, suppress
+from typing import Any
+
+from agnoload.messages import Start
+from agnoload.pools import diagnose
+from agnoload.pools.environment import handled_signals, parent_environment
+from agnoload.pools.launcher import ForkServer, Preload, Process, interrupts_held, preload, start_process
+from agnoload.pools.worker import WorkerFetch
+from agnoload.system import method_of
+from agnoload.transport.memory import sending
+from agnoload.transport.payload import Digest, digest, pack
+
+ASKED, TERMINATED, KILLED = 0.1, 0.3, 0.5
+"""Seconds that a worker has to end after it was asked to, after SIGTERM, after SIGKILL: a second in all."""
+
+LONGEST_WAIT = 1e6
+"""Seconds of one wait at most, as long as the system can wait; who waits longer waits again."""
+
+
+class Crew:
+    """Starts, watches and ends the workers that run `fetch`."""
+
+    def __init__(self, fetch: WorkerFetch, context: Any, variables: Mapping[str, str], preload: Preload | None) -> None:
+        self.owner = os.getpid()
+        self.kills_before = diagnose.oom_kills()
+        self.processes: dict[int, Process] = {}
+        self.preload = preload
+        self.digest: Digest | None = None
+        self.fetch: WorkerFetch | None = fetch
+        """What forked workers inherit; None once no worker can be started any more."""
+        self._method = method_of(context)
+        self._variables = variables
+        self.payload = -1
+        self._classes: list[type] = []  # those that go by value live as long as instances may come back
+        self._descriptors: list[int] = []  # of shared files in the dataset, which stay theirs
+        self._server: ForkServer | None = None
+        self._poll = select.poll()
+        # Where the program handles SIGTERM, workers ignore it: it is sent to whole process groups.
+        self._end_signal = signal.SIGKILL if signal.SIGTERM in handled_signals() else signal.SIGTERM
+
+    def prepare(self, replies: int, reuse: bool) -> None:
+        """Pack what workers need, once for all of them; `replies` is what `wait` watches besides the workers."""
+        fetch = self.fetch
+        assert fetch is not None
+        self._poll.register(replies, select.POLLIN)
+        if self._method == "fork":
+            diagnose.warn_about_fork()
+        else:
+            parts = fetch.parts()
+            parent = parent_environment(self._variables, parts)
+            with sending() as self._descriptors:
+                self.payload, self._classes, modules = pack(fetch, parent, parts, self._method)
+            self.fetch = None
+            if self._method == "forkserver":
+                self.preload = preload(parent.imports, modules, self.preload)
+                self._server = self.preload.server()
+        if reuse:
+            with suppress(Exception) if self._method == "fork" else nullcontext():  # a fork may hold what cannot pickle
+                self.digest = self._digest_of(fetch)
+
+    def runs(self, fetch: WorkerFetch) -> bool:
+        """Whether the workers were given what `fetch` would give them now."""
+        return self.digest is not None and self.digest == self._digest_of(fetch)
+
+    def _digest_of(self, fetch: WorkerFetch) -> Digest:
+        parts = fetch.parts()
+        return digest((parent_environment(self._variables, parts)._replace(logs=None), fetch), parts)
+
+    def start(self, start: Start) -> None:
+        if self.preload is not None and not (self._server and self._server.running()):  # somebody has ended it
+            self._server = self.preload.server()
+        # A signal handler that raises between the start and the next lines would lose a process that nobody ends.
+        with interrupts_held():
+            process = start_process(self._method, start, self._descriptors, self.fetch, self._server)
+            self.processes[start.worker] = process
+            self._poll.register(process.sentinel, select.POLLIN)
+
+    def wait(self, seconds: float | None) -> list[int]:
+        """Wait until a reply comes or something happens to a worker; gives the descriptors that say so."""
+        milliseconds = None if seconds is None else math.ceil(min(seconds, LONGEST_WAIT) * 1000)
+        return [fd for fd, _ in self._poll.poll(milliseconds)]
+
+    def ended(self, events: list[int]) -> list[int]:
+        """The workers among these descriptors that have ended; a sentinel also says that a pid is known."""
+        return [w for w, p in self.processes.items() if p.sentinel in events and p.exitcode() is not None]
+
+    def remove(self, worker: int) -> Process:
+        """Forget a worker that has ended."""
+        process = self.processes.pop(worker)
+        self._poll.unregister(process.sentinel)
+        process.close()
+        return process
+
+    def end_one(self, worker: int) -> None:
+        """End a worker that hangs, with a second for its own clean-up."""
+        _end([self.processes[worker]], ((self._end_signal, 1.0), (signal.SIGKILL, KILLED)))
+
+    def terminate(self, worker: int) -> None:
+        """Ask a worker in the middle of a sample to end."""
+        self.processes[worker].kill(self._end_signal)
+
+    def end(self) -> None:
+        """Wait for workers that were asked to end, then end them by force."""
+        steps = ((0, ASKED), (self._end_signal, TERMINATED), (signal.SIGKILL, KILLED))
+        _end(self.processes.values(), steps)
+
+    def kill(self) -> None:
+        for process in self.processes.values():
+            process.kill(signal.SIGKILL)
+
+    def close(self) -> None:
+        """Let go of all workers, and of what they were given."""
+        for process in self.processes.values():
+            process.close()
+        self.processes.clear()
+        if self.payload >= 0:
+            os.close(self.payload)
+            self.payload = -1
+        self.preload = self._server = self.fetch = None
+
+
+def _end(processes: Iterable[Process], steps: Iterable[tuple[int, float]]) -> None:
+    """Send one signal after the other (0: none) to those that still run, with a wait of so many seconds after each."""
+    running = {process.sentinel: process for process in processes if process.exitcode() is None and process.started}
+    for number, seconds in steps:
+        for process in running.values():
+            if number:
+                process.kill(number)
+        deadline = time.monotonic() + seconds
+        while running and (left := deadline - time.monotonic()) > 0:
+            poll = select.poll()
+            for fd in running:
+                poll.register(fd, select.POLLIN)
+            for fd, _ in poll.poll(math.ceil(left * 1000)):
+                running.pop(fd).exitcode()

@@ -1,0 +1,411 @@
+"""Exceptions of the user's code cross processes whole: what `except` and a debugger see is what was raised."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import pickle
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agnoload import AgnoloadError, DataLoader
+from agnoload.transport.remote_errors import RemoteTraceback, describe, restore
+
+METHODS = ("forkserver", pytest.param("spawn", marks=pytest.mark.slow))
+
+
+class TwoArguments(Exception):
+    def __init__(self, code: int, detail: str) -> None:
+        super().__init__(f"{code}: {detail}")
+        self.code = code
+        self.detail = detail
+
+
+class KeywordOnly(ValueError):
+    def __init__(self, *, where: str) -> None:
+        super().__init__()
+        self.where = where
+
+    def __str__(self) -> str:
+        return f"at {self.where}"
+
+
+class Missing(FileNotFoundError):
+    """An OSError with a constructor of its own."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(errno.ENOENT, "no such sample", path)
+
+
+class Exits(SystemExit):
+    def __init__(self, reason: str, code: int) -> None:
+        super().__init__(code)
+        self.reason = reason
+
+
+class HoldsLock(Exception):
+    def __init__(self) -> None:
+        super().__init__("held", threading.Lock())
+        self.lock = threading.Lock()
+        self.number = 7
+
+
+class NoText(Exception):
+    def __str__(self) -> str:
+        raise KeyError("no text")
+
+
+class Unreducible(Exception):
+    def __reduce__(self) -> Any:
+        raise self.args[0]
+
+
+class Unreadable(Exception):
+    def __reduce__(self) -> Any:
+        return sys.exit, (9,)
+
+
+class Unprintable(Exception):
+    """Printing it ends the program."""
+
+    def __str__(self) -> str:
+        raise SystemExit(4)
+
+    __repr__ = __str__
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen(Exception):
+    """Refuses every assignment, also of notes."""
+
+    code: int
+    detail: str
+
+
+class Opaque(Exception):
+    """Refuses access to its attributes."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("__dict__", "add_note"):
+            raise RuntimeError(name)
+        return super().__getattribute__(name)
+
+
+class Unnoted(Exception):
+    __notes__ = 5  # type: ignore[assignment]
+
+    def add_note(self, text: str) -> None:
+        raise ValueError("no notes")
+
+
+class Picky(Exception):
+    """Its constructor takes what pickle does not pass."""
+
+    def __new__(cls, *, word: str) -> Any:
+        return super().__new__(cls, word)
+
+    def __init__(self, *, word: str) -> None:
+        self.word = word
+
+
+class Failed(ExceptionGroup):
+    """A group with a constructor of its own."""
+
+    def __new__(cls, errors: Any, label: str) -> Any:
+        made = super().__new__(cls, f"{label} failed", errors)
+        made.label = label
+        return made
+
+
+def crossed(error: BaseException) -> Any:
+    """The exception as the other process raises it."""
+    try:
+        raise error
+    except BaseException as caught:
+        return restore(pickle.loads(pickle.dumps(describe(caught))), "in worker 0")
+
+
+# ------------------------------------------------------------------------------------------------ what stays
+
+WHOLE = [
+    ValueError("bad"),
+    KeyError(("a", 1)),
+    TwoArguments(3, "x"),
+    KeywordOnly(where="here"),
+    OSError(errno.EIO, "read", "a.jpg"),
+    OSError(errno.EXDEV, "rename", "a.jpg", None, "b.jpg"),
+    OSError("text only"),
+    Missing("b.png"),
+    UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"),
+    ImportError("no", name="lib", path="/lib"),
+    SystemExit(3),
+    Exits("enough", 4),
+    KeyboardInterrupt(),
+    StopAsyncIteration(1),
+    AgnoloadError("ours"),
+    Picky(word="sesame"),
+]
+
+
+@pytest.mark.parametrize("error", WHOLE, ids=lambda error: f"{type(error).__name__}{error.args}")
+def test_type_arguments_attributes_and_text_stay(error: Any) -> None:
+    error.add_note("the user's note")
+    back = crossed(error)
+    assert type(back) is type(error)
+    assert repr(back.args) == repr(error.args)
+    assert str(back) == str(error)
+    names = (
+        "errno",
+        "strerror",
+        "filename",
+        "filename2",
+        "code",
+        "detail",
+        "where",
+        "name",
+        "path",
+        "object",
+        "reason",
+    )
+    assert [getattr(back, name, None) for name in names] == [getattr(error, name, None) for name in names]
+    assert back.__notes__ == ["the user's note", "in worker 0"]
+    assert isinstance(back.__cause__, RemoteTraceback)
+    assert "test_remote_errors.py" in str(back.__cause__)
+    assert type(error).__name__ in str(back.__cause__)
+
+
+VALUES = st.recursive(
+    st.none() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(),
+    lambda inner: st.lists(inner, max_size=3) | st.tuples(inner, inner) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=6,
+)
+ERRORS = st.recursive(
+    st.builds(
+        lambda kind, args: kind(*args), st.sampled_from([ValueError, KeyError, OSError]), st.lists(VALUES, max_size=1)
+    ),
+    lambda inner: st.builds(ExceptionGroup, st.text(), st.lists(inner, min_size=1, max_size=3)),
+    max_leaves=5,
+)
+
+
+@given(error=ERRORS, attributes=st.dictionaries(st.text(min_size=1), VALUES, max_size=3))
+def test_any_exception_and_any_group_of_them_comes_back_equal(error: Exception, attributes: dict[str, Any]) -> None:
+    vars(error).update(attributes)
+    back = crossed(error)
+    assert repr(back) == repr(error)
+    assert {name: value for name, value in vars(back).items() if name != "__notes__"} == {
+        name: value for name, value in attributes.items() if name != "__notes__"
+    }
+
+
+def test_causes_and_contexts_are_shown_in_the_trace() -> None:
+    try:
+        try:
+            raise KeyError("the context")
+        except KeyError:
+            try:
+                raise OSError("the cause")
+            except OSError as cause:
+                raise ValueError("bad") from cause
+    except ValueError as error:
+        trace = str(crossed(error).__cause__)
+    assert all(text in trace for text in ("KeyError: 'the context'", "OSError: the cause", "direct cause"))
+
+
+# ------------------------------------------------------------------------------------------------ odd classes
+
+
+def test_a_value_that_cannot_travel_becomes_its_text() -> None:
+    back = crossed(HoldsLock())
+    assert (type(back), back.number, back.args[0]) == (HoldsLock, 7, "held")
+    assert "lock" in back.args[1]
+    assert "lock" in back.lock
+
+
+@pytest.mark.parametrize("refusal", [TypeError, SystemExit, GeneratorExit, StopIteration, RecursionError])
+def test_an_exception_that_refuses_to_be_pickled_comes_back(refusal: type[BaseException]) -> None:
+    back = crossed(Unreducible(refusal, 2))
+    assert (type(back), back.args) == (Unreducible, (refusal, 2))
+
+
+def test_an_exception_that_refuses_to_be_unpickled_comes_back() -> None:
+    back = crossed(Unreadable("text", 2))
+    assert (type(back), back.args) == (Unreadable, ("text", 2))
+
+
+def test_an_exception_without_a_text_comes_back() -> None:
+    back = crossed(NoText(1))
+    assert (type(back), back.args) == (NoText, (1,))
+    assert "str() failed" in str(back.__cause__)
+
+
+def test_a_class_that_cannot_travel_becomes_a_runtime_error_that_names_it() -> None:
+    class Local(Exception):
+        lock = threading.Lock()
+
+    back = crossed(Local("shut"))
+    assert type(back) is RuntimeError
+    assert "Local: shut" in str(back)
+
+
+def test_each_member_of_a_group_comes_back_in_its_own_way() -> None:
+    inner = ExceptionGroup("inner", [TwoArguments(3, "x"), HoldsLock(), Unreadable(1), Unprintable(2)])
+    inner.add_note("note of the inner group")
+    back = crossed(ExceptionGroup("outer", [ValueError("bad"), inner]))
+    assert (type(back), back.message) == (ExceptionGroup, "outer")
+    first, second = back.exceptions
+    assert (type(first), first.args) == (ValueError, ("bad",))
+    assert second.__notes__ == ["note of the inner group"]
+    assert [type(error) for error in second.exceptions] == [TwoArguments, HoldsLock, Unreadable, Unprintable]
+    assert second.exceptions[0].detail == "x"
+    assert back.subgroup(TwoArguments) is not None
+
+
+def test_a_group_with_its_own_constructor_comes_back() -> None:
+    back = crossed(Failed([ValueError("bad")], "loading"))
+    assert (type(back), back.message, back.label) == (Failed, "loading failed", "loading")
+
+
+# ------------------------------------------------------------------------------------------------ in loaders
+
+
+class Raises:
+    def __init__(self, error: Callable[[], BaseException]) -> None:
+        self.error = error
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> int:
+        if index == 5:
+            raise self.error()
+        return index
+
+
+def fails(workers: int, error: Callable[[], BaseException], **options: Any) -> tuple[list[Any], Any]:
+    """The batches before the error, and the error."""
+    got = []
+    try:
+        with DataLoader(Raises(error), 2, num_workers=workers, **options) as loader:
+            for batch in loader:
+                got.append(batch.tolist())
+    except BaseException as caught:
+        return got, caught
+    raise AssertionError("no error")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [*METHODS, "fork"])
+@pytest.mark.parametrize(
+    "make",
+    [lambda: TwoArguments(3, "x"), lambda: Missing("a"), lambda: SystemExit(3), KeyboardInterrupt, lambda: KeyError(1)],
+)
+def test_an_error_in_a_worker_is_the_error_without_workers(make: Callable[[], BaseException], method: str) -> None:
+    inline, away = fails(0, make), fails(2, make, multiprocessing_context=method)
+    assert away[0] == inline[0] == [[0, 1], [2, 3]]
+    assert type(away[1]) is type(inline[1]) is type(make())
+    assert away[1].args == inline[1].args
+    assert {**vars(away[1]), "__notes__": None} == {**vars(inline[1]), "__notes__": None}
+    *notes, worker = away[1].__notes__
+    assert notes == inline[1].__notes__ == ["while index 5 was loaded (item 1 of batch 2, epoch 0)"]
+    assert worker.startswith("in worker ")
+    assert "__getitem__" in str(away[1].__cause__)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [-1, 0, 2])
+@pytest.mark.parametrize(
+    "make", [lambda: Unprintable(3), lambda: NoText(3), lambda: Frozen(3, "x"), lambda: Unnoted("x"),
+             lambda: Unreducible(SystemExit), lambda: Unreadable("x"), lambda: Opaque(3)],
+)  # fmt: skip
+def test_an_exception_is_itself_whatever_its_own_methods_do(make: Callable[[], BaseException], workers: int) -> None:
+    kind: Any = {"worker_type": "thread"} if workers < 0 else {}
+    got, error = fails(abs(workers), make, **kind)
+    assert got == [[0, 1], [2, 3]]
+    assert type(error) is type(make())
+    assert error.args == make().args
+    assert error.__notes__[0] == "while index 5 was loaded (item 1 of batch 2, epoch 0)"
+    assert len(error.__notes__) == 1 + (workers != 0)
+    with DataLoader(Raises(make), 2, num_workers=abs(workers), on_error="skip", **kind) as loader:
+        assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3], [4], [6, 7]]
+        (failure,) = loader.stats().failed
+    assert failure.error.startswith(f"{type(error).__name__}: ")
+
+
+class Unopened:
+    """Raises when a worker unpickles it."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+    def __setstate__(self, state: object) -> None:
+        raise Frozen(3, "x")
+
+    def __getstate__(self) -> dict[str, int]:
+        return {"a": 1}
+
+
+def frozen_collate(samples: list[int], **_: object) -> list[int]:
+    raise Frozen(3, "x")
+
+
+@pytest.mark.parametrize(
+    ("dataset", "options"),
+    [
+        (Unopened(), {"num_workers": 1}),
+        (range(4), {"collate_fn": frozen_collate}),
+        (range(4), {"collate_fn": frozen_collate, "num_workers": 1}),
+    ],
+)
+def test_a_frozen_exception_outside_of_a_sample_is_itself(dataset: Any, options: Any) -> None:
+    with DataLoader(dataset, 2, **options) as loader, pytest.raises(Frozen) as caught:
+        next(iter(loader))
+    assert (caught.value.code, caught.value.detail) == (3, "x")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_class_defined_in_a_function_is_itself_in_batches_and_errors(method: str) -> None:
+    class Local(Exception):
+        pass
+
+    dataset, options = Raises(lambda: Local("here")), {"num_workers": 2, "multiprocessing_context": method}
+    with DataLoader(dataset, 4, collate_fn=lambda samples: list(map(Local, samples)), **options) as loader:
+        batches = iter(loader)
+        assert [(type(item), item.args) for item in next(batches)] == [(Local, (n,)) for n in range(4)]
+        with pytest.raises(Local, match="here"):
+            next(batches)
+
+
+def test_under_fork_a_class_defined_in_a_function_comes_as_a_copy() -> None:
+    class Local(Exception):
+        pass
+
+    _, error = fails(2, lambda: Local("here"), multiprocessing_context="fork")
+    assert (type(error).__name__, error.args) == ("Local", ("here",))
+
+
+def test_an_error_in_worker_init_fn_comes_whole_before_the_first_batch() -> None:
+    def init(worker: int) -> None:
+        raise TwoArguments(worker, "no scratch space")
+
+    with DataLoader(range(8), num_workers=1, worker_init_fn=init) as loader, pytest.raises(TwoArguments) as caught:
+        next(iter(loader))
+    assert caught.value.code == 0
+    assert "before its first batch" in caught.value.__notes__[-1]
+    assert "in init" in str(caught.value.__cause__)
+
+
+def test_threads_raise_the_error_itself_with_the_worker_in_a_note() -> None:
+    _, error = fails(2, lambda: TwoArguments(3, "x"), worker_type="thread")
+    assert type(error) is TwoArguments
+    assert error.__notes__[0] == "while index 5 was loaded (item 1 of batch 2, epoch 0)"
+    assert error.__notes__[1].startswith("in worker ")
