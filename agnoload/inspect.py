@@ -1,171 +1,127 @@
-"""What is within reach of the user's objects: a look at what a dataset is made of that runs none of its code."""
+"""What the user's objects are made of: one walk over them, which runs none of their code.
+
+It finds generators, long containers, caches, what cannot be pickled, and values that were set in modules.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import sys
 import types
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
 
 LIMIT = 4096
-"""So many objects are looked at; a dataset of usual size has a few dozen."""
+"""The most objects that are visited; a usual dataset has a few dozen."""
 LONG = 256
-"""A container with more entries holds samples, not parts of a dataset: only its first one is looked at."""
+"""A container with more entries holds samples, not parts of a dataset: only its first entry is visited."""
 
-ATTEMPTS = 100
-"""So often a container is looked at while other threads change it."""
-
-_LEAVES = (str, bytes, int, float, complex, np.ndarray, np.generic, types.ModuleType, type, type(None))
+_LEAVES = (str, bytes, int, float, complex, np.generic, types.ModuleType, types.CodeType, type(None))
 _LOADERS = ("agnoload.loader", "agnoload.iterator")
-"""A loader within a dataset, and its iterator: what they draw from they seed by themselves."""
-_CONTAINERS = (dict, list, tuple, deque)
+"""A loader within a dataset, and its iterator: they seed what they draw from by themselves."""
+_CONTAINERS = (dict, list, tuple, deque, set, frozenset)
+_BOUND = (types.BuiltinMethodType, types.MethodWrapperType)
+"""Such as `rng.normal`, of a generator."""
 
 
-Step = tuple[Callable[[Any], Any], Any, Any]
-"""A look, a place, and what the look finds there until somebody lays another object there."""
-
-
-class Reached(NamedTuple):
+class Visited(NamedTuple):
     """An object and the path to it."""
 
     path: str
     thing: Any
     one_of_many: bool = False
-    """It lies in the first entry of a long container; the others were not looked at."""
-    way: tuple[Step, ...] = ()
-    """What was looked at on the path, but for what nobody can change."""
+    """It lies in the first entry of a long container; the other entries were not visited."""
 
 
-def within_reach(roots: Mapping[str, Any]) -> Iterator[Reached]:
+def walk_objects(roots: Mapping[str, Any]) -> Iterator[Visited]:
     """Every object that some objects hold, once, near ones first, in an order that is the same in every process.
 
-    Looked at are attributes, containers, partial functions, what methods are bound to, what functions close over, their
-    default values, and the global variables that they name.
-
-    >>> rate = {"high": 1}
-    >>> found = within_reach({"dataset": [functools.partial(lambda x, by=rate: x)]})
-    >>> [reached.path for reached in found if reached.thing is rate]
-    ['dataset[0].func.__defaults__[0]']
+    >>> class Noisy: ...
+    >>> noisy = Noisy()
+    >>> noisy.scale = [3]
+    >>> [path for path, thing, _ in walk_objects({"dataset": noisy}) if thing is noisy.scale]
+    ['dataset.scale']
     """
-    waiting = deque(Reached(path, thing) for path, thing in roots.items())
+    waiting = deque(Visited(path, thing) for path, thing in roots.items())
     seen: dict[int, Any] = {}
     while waiting and len(seen) < LIMIT:
-        reached = waiting.popleft()
-        thing = reached.thing
-        if not issubclass(type(thing), _LEAVES) and id(thing) not in seen:
-            seen[id(thing)] = thing
-            yield reached
-            many = reached.one_of_many or (issubclass(type(thing), _CONTAINERS) and _length(thing) > LONG)
-            for part in _parts(thing):
-                way = reached.way if part.step is None else (*reached.way, part.step)
-                waiting.append(Reached(reached.path + part.name, part.thing, many, way))
+        path, thing, one_of_many = visited = waiting.popleft()
+        kind = type(thing)  # not isinstance, which believes an object that pretends to be of another class
+        if id(thing) in seen or issubclass(kind, _LEAVES):
+            continue
+        seen[id(thing)] = thing
+        yield visited
+        long = issubclass(kind, _CONTAINERS) and length_of(thing) > LONG
+        for step, part in islice(parts_of(thing), 1 if long else None):
+            waiting.append(Visited(path + step, part, one_of_many or long))
 
 
-class _Part(NamedTuple):
-    name: str
-    thing: Any
-    step: Step | None = None
-    """None: an object cannot be laid there after the whole was made."""
-
-
-def _parts(thing: Any) -> Iterator[_Part]:
-    """What an object holds; of a long container the first entry."""
-    kind = type(thing)  # and not isinstance, which asks an object for the class that it pretends to be
+def parts_of(thing: Any) -> Iterator[tuple[str, Any]]:
+    """What an object is made of, each part with the end of its path: entries, attributes, slots, and its class; of a
+    function the variables that it closes over, its default values, and the global variables that its code names.
+    """
+    kind = type(thing)
+    if issubclass(kind, _LEAVES) or kind.__module__ in _LOADERS:
+        return
     if issubclass(kind, _CONTAINERS):
-        return iter(_entries(thing, _length(thing) if _length(thing) <= LONG else 1))
-    if issubclass(kind, functools.partial):
-        return iter([_Part(".func", thing.func), _Part(".args", thing.args), _Part(".keywords", thing.keywords)])
-    if kind is types.MethodType:
-        return iter([_Part(".__self__", thing.__self__), _Part("", thing.__func__)])
-    if kind in (types.BuiltinMethodType, types.MethodWrapperType):
-        return iter([_Part(".__self__", thing.__self__)])  # of a function, its module
-    return _parts_of_function(thing) if kind is types.FunctionType else _parts_of_object(thing)
+        yield from _entries_of(thing)
+    elif issubclass(kind, types.FunctionType):
+        yield from _parts_of_function(thing)
+    elif issubclass(kind, type):
+        for base in thing.__mro__:
+            if not _needs_no_visit(str(base.__module__)):
+                yield from ((f".{name}", part) for name, part in dict(vars(base)).items())
+    else:
+        with suppress(AttributeError):
+            attributes = object.__getattribute__(thing, "__dict__")
+            yield from ((f".{name}", part) for name, part in dict(attributes).items())
+        for base in kind.__mro__:
+            for name, slot in dict(vars(base)).items():
+                if type(slot) is types.MemberDescriptorType or (name == "__self__" and base in _BOUND):
+                    with suppress(AttributeError):  # an empty slot
+                        yield f".{name}", slot.__get__(thing)
+        yield "", kind
 
 
-def _base(container: Any) -> Any:
+def _entries_of(container: Any) -> Iterator[tuple[str, Any]]:
+    base = _base_of(container)
+    entries: Iterable[tuple[Any, Any]] = dict.items(container) if base is dict else enumerate(base.__iter__(container))
+    if length_of(container) <= LONG:
+        entries = list(entries)  # at once: another thread may be changing it
+    for key, part in entries:
+        has_key = type(key) in (str, int) and base not in (set, frozenset)
+        yield f"[{key!r}]" if has_key else "[...]", part
+
+
+def _base_of(container: Any) -> Any:
     """The built-in class of a container: its methods are not the user's."""
     return next(base for base in _CONTAINERS if issubclass(type(container), base))
 
 
-def _length(container: Any) -> int:
-    length: int = _base(container).__len__(container)
+def length_of(container: Any) -> int:
+    length: int = _base_of(container).__len__(container)
     return length
 
 
-def _entries(container: Any, count: int) -> list[_Part]:
-    base = _base(container)
-    look = functools.partial(base.__getitem__, container)
-    if base is not dict:
-        found = enumerate(_seen_at_once(base.__iter__, container, count))
-        return [_Part(f"[{place}]", part, None if base is tuple else (look, place, part)) for place, part in found]
-    entries = _seen_at_once(lambda entered: iter(dict.items(entered)), container, count)
-    return [
-        _Part(f"[{key!r}]", part, (look, key, part)) if type(key) in (str, int) else _Part("[...]", part)
-        for key, part in entries
-    ]
-
-
-def _seen_at_once(entries: Callable[[Any], Iterator[Any]], container: Any, count: int | None = None) -> list[Any]:
-    """The first `count` entries of a container that another thread may be changing; none if it never rests."""
-    for _ in range(ATTEMPTS):
-        with contextlib.suppress(RuntimeError):  # it was changed in between
-            return list(islice(entries(container), count))
-    return []
-
-
-def _items(attributes: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    return iter(attributes.items())
-
-
-def _parts_of_function(function: types.FunctionType) -> Iterator[_Part]:
+def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
-        with contextlib.suppress(ValueError):  # an empty cell
-            held = cell.cell_contents
-            yield _Part(f".{name}", held, (functools.partial(getattr, cell), "cell_contents", held))
-    for name in ("__defaults__", "__kwdefaults__"):
-        held = getattr(function, name)
-        yield _Part(f".{name}", held, (functools.partial(getattr, function), name, held))
-    if _needs_no_look(function.__globals__.get("__name__", "")):
+        with suppress(ValueError):  # an empty cell
+            yield f".{name}", cell.cell_contents
+    yield ".__defaults__", function.__defaults__
+    yield ".__kwdefaults__", function.__kwdefaults__
+    if _needs_no_visit(function.__globals__.get("__name__", "")):
         return
     names = _names(function.__code__)
     for name in names:
         value = function.__globals__.get(name)
-        if type(value) is not types.ModuleType:
-            yield _Part(f".{name}", value, (function.__globals__.get, name, value))
-        elif not _needs_no_look(value.__name__):
-            for inner in names:
-                held = vars(value).get(inner)
-                yield _Part(f".{name}.{inner}", held, (vars(value).get, inner, held))
-
-
-def _parts_of_object(thing: Any) -> Iterator[_Part]:
-    if type(thing).__module__ in _LOADERS:
-        return
-    with contextlib.suppress(AttributeError):
-        attributes = object.__getattribute__(thing, "__dict__")
-        for name, part in _seen_at_once(_items, attributes):
-            yield _Part(f".{name}", part, (attributes.__getitem__, name, part))
-    for base in type(thing).__mro__:
-        for name, part in _seen_at_once(_items, vars(base)):
-            if isinstance(part, types.MemberDescriptorType):  # a slot
-                with contextlib.suppress(AttributeError):
-                    held = part.__get__(thing)
-                    yield _Part(f".{name}", held, (part.__get__, thing, held))
-            elif not _needs_no_look(base.__module__):
-                yield _Part(f".{name}", _function_of(part), (vars(base).__getitem__, name, part))
-
-
-def _function_of(part: Any) -> Any:
-    """The function in a static method, a class method or a property; anything else itself."""
-    if isinstance(part, (staticmethod, classmethod)):
-        return part.__func__
-    return part.fget if isinstance(part, property) else part
+        yield f".{name}", value
+        if type(value) is types.ModuleType and not _needs_no_visit(value.__name__):
+            yield from ((f".{name}.{inner}", vars(value)[inner]) for inner in names if inner in vars(value))
 
 
 def _names(code: types.CodeType) -> dict[str, None]:
@@ -178,10 +134,28 @@ def _names(code: types.CodeType) -> dict[str, None]:
 
 
 @functools.cache
-def _needs_no_look(module: str) -> bool:
+def _needs_no_visit(module: str) -> bool:
     """Whether a module is Python's, NumPy's or this library's: its code holds nothing of the user's."""
     root = module.partition(".")[0]
     return root in ("numpy", "agnoload") or (root in sys.stdlib_module_names and root != "__main__")
+
+
+def find_large_lists(dataset: Any, limit: int = 100_000) -> list[str]:
+    """The paths of the containers within a dataset that hold more than `limit` Python objects.
+
+    Reading such a container changes the reference count inside each object, so memory that workers shared with their
+    parent becomes their own, page by page.
+
+    >>> find_large_lists([0] * 11, limit=10)
+    ['dataset']
+    """
+    return [path for path, thing, _ in walk_objects({"dataset": dataset}) if _count_of_objects(thing) > limit]
+
+
+def _count_of_objects(thing: Any) -> int:
+    if issubclass(type(thing), np.ndarray):
+        return thing.size if thing.dtype.hasobject else 0
+    return length_of(thing) if issubclass(type(thing), _CONTAINERS) else 0
 
 
 def modules_of(roots: Mapping[str, Any]) -> list[str]:
@@ -191,8 +165,7 @@ def modules_of(roots: Mapping[str, Any]) -> list[str]:
     that its functions name, and of another file of the user's those at its top, first: so each can be tried by itself.
     """
     found: dict[str, None] = {}
-    for reached in islice(within_reach(roots), NEAR):
-        thing = reached.thing
+    for _, thing, _ in islice(walk_objects(roots), NEAR):
         code = type(thing) in (types.FunctionType, types.BuiltinFunctionType)
         for home in [thing] if code else type(thing).__mro__:
             module = sys.modules.get(home.__module__ or "")
@@ -227,15 +200,13 @@ def plain_values(roots: Mapping[str, Any]) -> Values:
     that.
     """
     found: Values = {}
-    for reached in islice(within_reach(roots), NEAR):
-        thing = reached.thing
+    for _, thing, _ in islice(walk_objects(roots), NEAR):
         if type(thing) is types.FunctionType:
             names = _names(thing.__code__)
-            holders = [sys.modules.get(thing.__module__), *map(thing.__globals__.get, names)]
-            for holder in holders:
+            for holder in (sys.modules.get(thing.__module__), *map(thing.__globals__.get, names)):
                 found |= _plain_values_of(holder, names)
-        else:
-            for base in type(thing).__mro__:
+        elif issubclass(type(thing), type):
+            for base in thing.__mro__:
                 found |= _plain_values_of(base, vars(base))
     return found
 
@@ -255,7 +226,7 @@ def _plain_values_of(holder: Any, names: Mapping[str, Any]) -> Values:
 
 def _is_users(module: Any) -> bool:
     """Whether it is a file of the user's own that other processes import, not a script and not an installed package."""
-    if not isinstance(module, str) or module in ("__main__", "__mp_main__") or _needs_no_look(module):
+    if not isinstance(module, str) or module in ("__main__", "__mp_main__") or _needs_no_visit(module):
         return False
     path = getattr(sys.modules.get(module), "__file__", None)
     return isinstance(path, str) and not any(f"{kind}-packages" in path for kind in ("site", "dist"))

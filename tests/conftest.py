@@ -20,7 +20,7 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
-from agnoload.pools.launcher import kept_server
+from agnoload.pools.preload import kept_server
 from agnoload.testing import no_leaks
 
 for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):

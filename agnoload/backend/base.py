@@ -1,7 +1,7 @@
 """`Backend`: what turns the NumPy leaves of a batch into another library's arrays.
 
 Its hooks come in four groups: *arrays* (`convert`, `to_numpy`, `pack`), *devices* (`check`, `place`, `attach`,
-`fence`), *random numbers* (`seed`, `rng_state`, `set_rng_state`, `drawn`, `seed_from`, `reseed`) and *environment*
+`fence`), *random numbers* (`seed`, `rng_state`, `set_rng_state`, `seed_from`, `reseed`) and *environment*
 (`world`, `settings`, `enter_worker`, `worker_environment`).
 """
 
@@ -127,13 +127,6 @@ class Backend:
 
     def set_rng_state(self, state: Any) -> None:
         """Put back what `rng_state` gave."""
-
-    def drawn(self) -> bool:
-        """Whether anybody has drawn from the framework's global generator since it was last seeded, or imported.
-
-        Asked where a batch was the first to import the framework, too late for `seed`.
-        """
-        return False
 
     def seed_from(self, generator: Any) -> int | None:
         """Draw 63 bits from a generator of the framework; None if it is not one of its own."""

@@ -2,14 +2,13 @@
 
 `base`: what all share, datasets one after the other, and how a loader asks for whole batches. `arrays`: rows of arrays.
 `combine`: datasets side by side, or some samples of one. `split`: random parts. `packed`: lists in one piece of memory.
-`cache`: decoded samples that all workers share. `inspect`: finds caches and large lists in a dataset.
+`cache`: decoded samples that all workers share.
 """
 
 from agnoload.datasets.arrays import ArrayDataset, TensorDataset
 from agnoload.datasets.base import Batch, ConcatDataset, Dataset, MappedDataset, gather_of, getitems_of, refuse_table
-from agnoload.datasets.cache import CachedDataset
+from agnoload.datasets.cache import CachedDataset, find_caches
 from agnoload.datasets.combine import StackDataset, Subset
-from agnoload.datasets.inspect import find_caches, find_large_lists
 from agnoload.datasets.packed import PackedList
 from agnoload.datasets.split import random_split
 
@@ -25,7 +24,6 @@ __all__ = [
     "Subset",
     "TensorDataset",
     "find_caches",
-    "find_large_lists",
     "gather_of",
     "getitems_of",
     "random_split",

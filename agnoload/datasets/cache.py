@@ -25,6 +25,7 @@ import numpy.typing as npt
 from agnoload._types import Samples
 from agnoload.datasets.base import Dataset, checked_index, length_of
 from agnoload.errors import AgnoloadWarning, one_line
+from agnoload.inspect import walk_objects
 from agnoload.transport.memory import SharedFile, is_sending
 from agnoload.validate import brief, number_of, positive
 
@@ -218,3 +219,8 @@ def _decode(record: npt.NDArray[np.uint8]) -> Any:
 
 def _aligned(offset: int) -> int:
     return -(-offset // ALIGNMENT) * ALIGNMENT
+
+
+def find_caches(dataset: Any) -> list[CachedDataset[Any]]:
+    """Every `CachedDataset` within a dataset."""
+    return [thing for _, thing, _ in walk_objects({"dataset": dataset}) if issubclass(type(thing), CachedDataset)]

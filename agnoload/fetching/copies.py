@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from agnoload.errors import DatasetNotPicklable, one_line
-from agnoload.memory import NUMPYS_OWN, PYTHONS_OWN
+from agnoload.seeding import NUMPY_GLOBAL, PYTHON_GLOBAL
 from agnoload.transport.payload import find_culprit
 
 _SHARED = (type, types.FunctionType, types.ModuleType, np.ndarray, threading.local)
@@ -72,7 +72,7 @@ class _Writer(pickle.Pickler):
         kind = type(value)
         if kind in (int, str, float, bytes, bool, type(None)):
             return None
-        alike = isinstance(value, _SHARED) or value is PYTHONS_OWN or value is NUMPYS_OWN or _is_function(value)
+        alike = isinstance(value, _SHARED) or value is PYTHON_GLOBAL or value is NUMPY_GLOBAL or _is_function(value)
         if not alike and (_is_plain(kind) or not self.shared(value)):
             return None
         self.kept.append(value)

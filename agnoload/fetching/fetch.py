@@ -134,7 +134,7 @@ class Fetcher:
                     _named(error, request)
                     raise
         finally:  # an interrupt may come at any step, also before the context has put anything back
-            self._generators.settle()
+            self._generators.restore()
         if notices := self._generators.notices:
             reply = reply._replace(notices=notices[:])
             notices.clear()
@@ -158,6 +158,8 @@ class Fetcher:
         elif samples is EMPTY:
             batch = EMPTY
         else:
+            if self._stream is not None and self.collate_fn is not None:
+                self._generators.seed()
             batch = self._collated(samples if self._batched else samples[0], keys, request, empty)
         return self._reply(request, batch, count, started, fetched, failed, report)
 

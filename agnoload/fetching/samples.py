@@ -52,6 +52,7 @@ class IndexedSource:
 
     def load(self, request: Request) -> Loaded:
         """The samples of a request."""
+        self._generators.seed()
         if not self._batched:
             keys = [request.indices]
         else:

@@ -98,7 +98,7 @@ class StreamSource:
             report = None if self.report == StreamReport(places=request.size) else self.report
         if not samples:
             return Loaded(EMPTY, 0, None, failed, report)
-        self._begin_batch(first, stride, rank | COLLATING)
+        self._context.at(request.seed, request.epoch, first, stride, rank | COLLATING)
         return Loaded(samples, len(samples), None, failed, report)
 
     def _reader_for(self, request: Request) -> StreamReader:

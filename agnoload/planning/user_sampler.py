@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from agnoload.errors import OptionError, SampleStopped, StateError
-from agnoload.global_rng import Private
+from agnoload.global_rng import IsolatedGlobalRng
 from agnoload.messages import Reply, Request, request_numbers
 from agnoload.planning.plan import OrderedPlan, Plan
 from agnoload.planning.state import EpochPosition, SamplerPosition
@@ -145,7 +145,7 @@ class UserSamplerPlan(OrderedPlan):
         """The sampler's position after each batch, by the batch's number."""
         self._end_position: SamplerPosition | None = None
         plain = type(user.sampler) in _DRAWS_NOTHING
-        self._private = None if plain else Private(start.seeds.order, start.epoch)
+        self._private = None if plain else IsolatedGlobalRng(start.seeds.order, start.epoch)
         super().__init__(start, 0 if batched else -(-start.position // (batch_size or 1)))
 
     def _pull(self) -> Request | None:
@@ -159,7 +159,7 @@ class UserSamplerPlan(OrderedPlan):
             raise SampleStopped("GeneratorExit was raised by the sampler: it is not the end of the data") from error
         finally:
             if self._private is not None:
-                self._private.settle()
+                self._private.restore()
 
     def delivered(self, request: Request, reply: Reply) -> None:
         super().delivered(request, reply)

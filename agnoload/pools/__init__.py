@@ -17,7 +17,7 @@ How a batch travels through a pool of processes, and which file does what:
         │
     processes  receive() ──► Reply, its arrays lie in the slot
         │
-      crew     starts (launcher ─► server, or a method of multiprocess), watches and ends the workers
+      crew     starts (preload: imports; launcher ─► server), watches and ends the workers
     diagnose   says why one died, from its exit status and the status board, or what it is busy with
 
 The parent waits in one `poll`: for the pipe of replies, and for a descriptor of each worker that becomes readable when

@@ -14,7 +14,8 @@ from typing import Any
 from agnoload.messages import Start
 from agnoload.pools import diagnose
 from agnoload.pools.environment import handled_signals, parent_environment
-from agnoload.pools.launcher import ForkServer, Preload, Process, interrupts_held, preload, start_process
+from agnoload.pools.launcher import ForkServer, Process, interrupts_held, start_process
+from agnoload.pools.preload import Preload, preload
 from agnoload.pools.worker import WorkerFetch
 from agnoload.system import method_of
 from agnoload.transport.memory import sending
@@ -79,7 +80,6 @@ class Crew:
     def start(self, start: Start) -> None:
         if self.preload is not None and not (self._server and self._server.running()):  # somebody has ended it
             self._server = self.preload.server()
-        # A signal handler that raises between the start and the next lines would lose a process that nobody ends.
         with interrupts_held():
             process = start_process(self._method, start, self._descriptors, self.fetch, self._server)
             self.processes[start.worker] = process

@@ -8,11 +8,11 @@ from typing import Any
 
 from agnoload.backend import registry
 from agnoload.backend.base import Backend
-from agnoload.datasets import find_large_lists
+from agnoload.inspect import find_large_lists
 from agnoload.monitoring.logs import LogRecord, WarningRecord
 from agnoload.options import Options
 from agnoload.pools.inline import InlinePool
-from agnoload.pools.launcher import Preload, release_server, start_server, use_server
+from agnoload.pools.preload import Preload, release_server, start_server, use_server
 from agnoload.pools.processes import ProcessPool
 from agnoload.pools.threads import ThreadPool, WatchedPool
 from agnoload.pools.worker import WorkerFetch

@@ -24,27 +24,15 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Protocol
+from collections.abc import Iterable, Iterator
+from typing import Any
 
-from agnoload.backend import registry
 from agnoload.errors import AgnoloadError, warn
-from agnoload.inspect import modules_of
 from agnoload.messages import Start
-from agnoload.pools import worker
-from agnoload.pools.environment import (
-    GROUP_SIGNALS,
-    THREADS,
-    ImportEnvironment,
-    directory,
-    import_environment,
-    search_path,
-)
+from agnoload.pools.environment import GROUP_SIGNALS, THREADS, directory, search_path
 from agnoload.pools.worker import die_with, end_with, main
-from agnoload.system import method_of, resident
-from agnoload.transport import spawning
+from agnoload.system import resident
 from agnoload.transport.memory import anonymous_file
-from agnoload.transport.payload import is_importable
 
 REPORT = struct.Struct("<2q")
 """What a server reports of a process that it has forked: its pid (minus an errno if the fork failed) and 0; later its
@@ -69,32 +57,44 @@ HELD = (signal.SIGINT, *GROUP_SIGNALS)
 """Blocked while a process starts, and for good in those that fork workers: the parent answers them."""
 
 
-class Process(Protocol):
+class Process:
     """A worker process as its parent sees it."""
 
     sentinel: int
     """Readable once the process has ended, or its pid is known."""
 
+    failed: Exception | None = None
+    """Why it has ended before it started."""
+
+    rss: int | None = None
+    """Once it has ended: the most memory that it had resident, in bytes, where the system tells."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._exitcode: int | None = None
+
     @property
-    def pid(self) -> int: ...
+    def pid(self) -> int:
+        """Waits until it is known."""
+        return self._pid
 
     @property
     def started(self) -> bool:
-        """Whether its pid is known; a look at `pid` waits for it, and a signal before that is lost."""
-
-    failed: Exception | None
-    """Why it has ended before it started."""
-
-    rss: int | None
-    """Once it has ended: the most memory that it had resident, in bytes, where the system tells."""
+        """Whether its pid is known; a signal before that is lost."""
+        return self._pid > 0
 
     def exitcode(self) -> int | None:
         """None while it runs; then its exit status, or minus the signal that ended it."""
+        raise NotImplementedError
 
-    def kill(self, number: int) -> None: ...
+    def kill(self, number: int) -> None:
+        if self.exitcode() is None and self.started:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._pid, number)
 
     def close(self) -> None:
         """Release the descriptors of a process that has ended."""
+        raise NotImplementedError
 
 
 def start_process(
@@ -170,38 +170,19 @@ def _python(function: str, arguments: tuple[Any, ...], fds: Iterable[int]) -> su
 # ---------------------------------------------------------------------------------------------- spawn, fork
 
 
-class _Killable:
-    """How both kinds of process get a signal."""
-
-    pid: int
-
-    started = True
-    failed: Exception | None = None
-
-    def exitcode(self) -> int | None:
-        raise NotImplementedError
-
-    def kill(self, number: int) -> None:
-        if self.exitcode() is None and self.started:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, number)
-
-
-class _Child(_Killable):
+class _Child(Process):
     """A worker that is a child of this process; `handle` is its object in `subprocess` or `multiprocess`."""
 
     def __init__(self, handle: Any, counted: int, alive: int) -> None:
-        self.pid: int = handle.pid
-        self.rss: int | None = None
+        super().__init__(handle.pid)
         self._handle = handle
         handle.returncode = UNKNOWN  # its library need not look after it: we collect it
         self._counted = counted
-        self._exitcode: int | None = None
         try:  # the read end of a pipe is the second choice: processes that the worker has forked hold it open
-            self.sentinel: int = os.pidfd_open(self.pid)
+            self.sentinel = os.pidfd_open(self._pid)
         except (AttributeError, OSError):
             self.sentinel = os.dup(alive)
-        self._lost = weakref.finalize(self, _end_lost, os.getpid(), self.pid, self.sentinel)
+        self._lost = weakref.finalize(self, _end_lost, os.getpid(), self._pid, self.sentinel)
         self._lost.atexit = False  # then its pool ends it
 
     @classmethod
@@ -236,7 +217,7 @@ class _Child(_Killable):
     def exitcode(self) -> int | None:
         if self._exitcode is None and _readable(self.sentinel):
             try:
-                _, status, usage = os.wait4(self.pid, 0)
+                _, status, usage = os.wait4(self._pid, 0)
             except ChildProcessError:  # somebody else has collected it, or the system does at once
                 self._exitcode = UNKNOWN
             else:
@@ -276,26 +257,20 @@ def _run_fork(start: Start, extra: list[int], lasts: bool, inherited: Any) -> No
 # ---------------------------------------------------------------------------------------------- the fork server
 
 
-class _Served(_Killable):
+class _Served(Process):
     """A process that a server forks: a pipe brings its pid, and at its end its status and memory.
 
     A start does not wait for the server, which may be stopped.
     """
 
     def __init__(self, status: int) -> None:
+        super().__init__(0)
         self.sentinel = status
-        self.rss: int | None = None
-        self._pid = 0
-        self._exitcode: int | None = None
         self._close = weakref.finalize(self, os.close, status)
         self._close.atexit = False
 
     @property
-    def started(self) -> bool:  # type: ignore[override]
-        return self._pid > 0
-
-    @property
-    def pid(self) -> int:  # type: ignore[override]
+    def pid(self) -> int:
         while self.exitcode() is None and not self._pid:
             _readable(self.sentinel, None)
         return self._pid
@@ -372,7 +347,8 @@ class ForkServer:
         try:
             message = struct.pack("<3q", *numbers)
             with self._lock, open(os.devnull, "wb") as nowhere:
-                out, err = (n if _is_open(n) else nowhere.fileno() for n in (1, 2))
+                shown = numbers[0] != TEMPLATE
+                out, err = (n if shown and _is_open(n) else nowhere.fileno() for n in (1, 2))
                 socket.send_fds(self._socket, [message], [status_w, out, err, *fds])
         except BaseException:
             served.close()  # the server kills a process that nobody waits for
@@ -430,193 +406,14 @@ def _is_open(fd: int) -> bool:
     return True
 
 
-# ---------------------------------------------------------------------------------------------- templates
-
-_OURS = {*sys.stdlib_module_names, "agnoload", "numpy", "cloudpickle", "__main__", "__mp_main__"}
-"""What the base has loaded, or must not load."""
-
-_apart: set[str] = set()
-"""Packages whose import starts a thread, leaves a file open or ends a process: never shared, as long as we live."""
-
-
-class Preload:
-    """The modules that workers of like loaders need, and the server that has them loaded.
-
-    A loader that is made names those that its objects show at a glance, and they are imported while the program goes
-    on; the payload names the rest when the pool opens. What workers had to import by themselves the next server
-    imports. It is forked from the last one: so what has been imported once stays as it was, whatever becomes of the
-    files.
-    """
-
-    def __init__(self, around: ImportEnvironment, where: bytes) -> None:
-        self.where = where
-        self._around = around
-        self._backends = [(plugin.framework, plugin.target.partition(":")[0]) for plugin in registry.plugin_table()]
-        self._wanted: dict[str, None] = {}
-        self._tried: dict[str, None] = {}
-        self._server: ForkServer | None = None
-        self._coming: tuple[ForkServer, list[str]] | None = None
-        """The next server, and what it is importing."""
-        self._waiting: list[list[str]] = []
-        """What servers after that one import."""
-
-    def learn(self, modules: Iterable[str]) -> None:
-        """Workers will import these."""
-        self._wanted.update(dict.fromkeys(modules))
-
-    @property
-    def left_out(self) -> set[str]:
-        """Packages that each worker imports for itself."""
-        return _apart.intersection(map(_top, self._wanted))
-
-    def begin(self) -> None:
-        """Have what is new imported; does not wait for it."""
-        with _guard:
-            base = _server()
-            if self._server is None or not self._server.running():
-                self._server, self._tried, self._coming, self._waiting = base, {}, None, []
-            self._waiting.append([n for n in self._wanted if n not in self._tried and _top(n) not in _OURS])
-            self._tried.update(self._wanted)
-            self._go_on()
-
-    def _go_on(self) -> None:
-        assert self._server is not None
-        while self._coming is None and self._waiting:
-            if names := [name for name in self._waiting.pop() if _top(name) not in _apart]:
-                self._coming = ForkServer(self._server, (self._around, names, self._backends)), names
-
-    def server(self) -> ForkServer:
-        """What forks the workers, with everything imported that they may share; the base if that is nothing."""
-        with _warming:
-            self.begin()
-            assert self._server is not None
-            while (coming := self._coming) is not None:
-                server, names = coming
-                culprit = server.verdict()
-                with _guard:
-                    self._coming = None
-                    if culprit is None:
-                        self._server = server
-                    elif not self._server.running():  # somebody has ended them all: the workers import for themselves
-                        return _server()
-                    else:  # first what came before the culprit, so that one import that fails costs nothing twice
-                        _apart.update([_top(culprit)] if culprit else map(_top, names))
-                        place = names.index(culprit) if culprit in names else 0
-                        self._waiting += [names[place:], names[:place]]
-                    self._go_on()
-            return self._server
-
-
-_preloads: weakref.WeakValueDictionary[tuple[bytes, frozenset[str]], Preload] = weakref.WeakValueDictionary()
 _servers: weakref.WeakSet[ForkServer] = weakref.WeakSet()
-_warming = threading.RLock()
-"""Held while somebody waits for imports."""
-
-
-def preload(around: ImportEnvironment, modules: Iterable[str], given: Preload | None = None) -> Preload:
-    """What imports these modules for workers: what was given, if its surroundings are still those of the program, else
-    one for all loaders that need the same packages and live at once."""
-    modules = [*modules, *spawning.modules()]
-    where = pickle.dumps((around.path, around.environ))
-    with _guard:
-        if given is None or given.where != where:
-            given = _preloads.setdefault((where, frozenset(map(_top, modules)) - _OURS), Preload(around, where))
-        given.learn(modules)
-        return given
-
-
-def _top(module: str) -> str:
-    return module.partition(".")[0]
-
-
-# ---------------------------------------------------------------------------------------------- who uses the server
-
-_current: ForkServer | None = None
-_users: weakref.WeakSet[Any] = weakref.WeakSet()
-_guard = threading.RLock()
-
-
-def _server() -> ForkServer:
-    global _current
-    with _guard:
-        if _current is not None and not _current.running():
-            _current.stop()
-            _current = None
-        if _current is None:
-            with standard_streams(), interrupts_held():
-                _current = ForkServer()
-        return _current
-
-
-def use_server(user: Any) -> None:
-    """`user` (a loader) wants the fork server to stay for as long as it lives or until it releases it."""
-    with _guard:
-        _users.add(user)
-
-
-def start_server(user: Any, context: Any, environment: Mapping[str, str], parts: Mapping[str, Any]) -> Preload | None:
-    """If `user` will need the fork server, have it start now, and import what `parts`, the user's objects, need.
-
-    It ends with a user that has never needed it.
-    """
-    if method_of(context) != "forkserver" or worker.reading:
-        return None
-    with contextlib.suppress(OSError, AttributeError):  # whoever needs it will say what is missing
-        with standard_streams():
-            around = import_environment(environment)
-            names = [name for name in modules_of(parts) if is_importable(name, tuple(around.path))]
-            found = preload(around, names)
-            found.begin()
-        weakref.finalize(user, _end_unused)
-        use_server(user)
-        return found
-    return None
-
-
-def _end_unused() -> None:
-    if _current is not None and not _current.used:
-        _end_server()
-
-
-def release_server(user: Any) -> None:
-    """The last user that releases the fork server ends it, so that closing a loader leaves no process at all."""
-    with _guard:
-        _users.discard(user)
-        _end_server()
-
-
-def _end_server() -> None:
-    global _current
-    with _guard:
-        if not _users and _current is not None:
-            _current.stop()
-            _current = None
-
-
-class _Keeper:
-    """Who uses the fork server for no loader's sake."""
-
-
-@contextlib.contextmanager
-def kept_server() -> Iterator[None]:
-    """Keep the fork server while many loaders come and go, so that it is not started again for each of them."""
-    keeper = _Keeper()
-    use_server(keeper)
-    try:
-        yield
-    finally:
-        release_server(keeper)
 
 
 def _forget() -> None:
-    """A forked child has no server, no users and nobody who holds a lock."""
-    global _current, _users, _guard, _warming
-    _guard, _warming, _users = threading.RLock(), threading.RLock(), weakref.WeakSet()
+    """A forked child has no server."""
     for server in list(_servers):
         server.forget()
     _servers.clear()
-    _preloads.clear()
-    _current = None
 
 
 if hasattr(os, "register_at_fork"):

@@ -31,7 +31,8 @@ from agnoload.pools.channel import (
 )
 from agnoload.pools.crew import Crew
 from agnoload.pools.diagnose import check_process, corruption_report, death_report, what_holds_up, worker_name
-from agnoload.pools.launcher import Preload, standard_streams
+from agnoload.pools.launcher import standard_streams
+from agnoload.pools.preload import Preload
 from agnoload.pools.status import Stage, WorkerStatusBoard
 from agnoload.pools.worker import WorkerFetch, check_reading
 from agnoload.transport.arena import STRIDE, Arena, Fence, Slot

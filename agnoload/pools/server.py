@@ -32,6 +32,8 @@ from agnoload.pools.launcher import HELD, READY, REPORT, SERVER, TEMPLATE
 from agnoload.pools.worker import NoPools, die_with, end_with, main
 
 _FDS = 253  # the most that a message can bring
+RARELY = (1_000_000, 10, 10)
+"""A large package makes so many objects that the collector would take a tenth of the time of its import."""
 
 
 def serve(fd: int, parent: int) -> None:
@@ -87,12 +89,19 @@ def _fork(connection: socket.socket, children: dict[int, int], mine: list[int]) 
     except OSError as error:
         pid = -(error.errno or 1)
     if pid == 0:
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        for each in (*mine, *children.values()):
-            os.close(each)
-        connection.close()
-        (_become_template if struct.unpack("<3q", message)[0] == TEMPLATE else _run)(message, fds, server)
+        with _ending():
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            connection.close()
+            os.dup2(fds[1], 1)
+            os.dup2(fds[2], 2)
+            for each in (*mine, *children.values(), *fds[:3]):
+                os.close(each)
+            numbers = struct.unpack("<3q", message)
+            if numbers[0] == TEMPLATE:
+                _become_template(server, *fds[3:])
+            die_with(server)
+            main(Start(*numbers, *fds[3:7]), fds[7:])
     if not _report(fds[0], pid, 0) and pid > 0:
         os.kill(pid, signal.SIGKILL)  # its pool was closed meanwhile
     for each in fds[1:]:
@@ -124,7 +133,7 @@ def _report(pipe: int, what: int, more: int) -> bool:
     return True
 
 
-def _become_template(message: bytes, fds: list[int], server: int) -> NoReturn:
+def _become_template(server: int, file: int, link: int) -> NoReturn:
     """In the forked process: import what the parent names, and serve it.
 
     What the imports print and warn of the parent has shown when it imported them itself. One that fails is left to the
@@ -132,25 +141,21 @@ def _become_template(message: bytes, fds: list[int], server: int) -> NoReturn:
     """
     try:
         die_with(server, SERVER)
-        status, out, err, file, link = fds
-        with open(os.devnull, "wb") as nowhere:
-            os.dup2(nowhere.fileno(), 1)
-            os.dup2(nowhere.fileno(), 2)
-        for each in (status, out, err):
-            os.close(each)
         with open(file, "rb") as given:
             around, modules, backends = pickle.load(given)
         apply_environment(around)
-        gc.disable()  # a large package makes so many objects that the collector takes a tenth of its import
+        before = gc.get_threshold()
+        gc.set_threshold(*RARELY)
         for name in itertools.chain(modules, _modules_of(backends)):  # the second once the first are there
             if name not in sys.modules:
                 os.write(link, name.encode())
-                before = _shared()
+                held = _shared()
                 with NoPools(), contextlib.suppress(BaseException):
                     importlib.import_module(name)
-                if any(now > then for now, then in zip(_shared(), before, strict=True)):
+                if any(now > then for now, then in zip(_shared(), held, strict=True)):
                     os._exit(0)
-        gc.enable()
+        if gc.get_threshold() == RARELY:  # and no module has set it up in its own way
+            gc.set_threshold(*before)
         sys.stdout.flush()
         sys.stderr.flush()
         os.write(link, READY)
@@ -171,19 +176,6 @@ def _modules_of(backends: list[tuple[str, str]]) -> Iterator[str]:
 def _shared() -> tuple[int, int]:
     """What a forked process would lack, and what it would share: the threads, and the open files."""
     return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
-
-
-def _run(message: bytes, fds: list[int], server: int) -> None:
-    """In the forked process: take the parent's output, and work."""
-    with _ending():
-        die_with(server)
-        status, out, err, *rest = fds
-        os.close(status)
-        os.dup2(out, 1)
-        os.dup2(err, 2)
-        os.close(out)
-        os.close(err)
-        main(Start(*struct.unpack("<3q", message), *rest[:4]), rest[4:])
 
 
 def work(start: tuple[int, ...], extra: list[int], lasts: bool) -> None:

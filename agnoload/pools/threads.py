@@ -15,7 +15,7 @@ from contextvars import Context
 from typing import Any
 
 from agnoload.errors import AgnoloadError, LoaderClosed, WorkerTimeout, add_note, warn
-from agnoload.global_rng import Watch
+from agnoload.global_rng import GlobalRngMonitor
 from agnoload.messages import Reply, Request, describe_request
 from agnoload.pools import diagnose
 from agnoload.pools.diagnose import check_process
@@ -166,12 +166,12 @@ class WatchedPool:
     def __init__(self, pool: Pool, say: Callable[[str], None]) -> None:
         self._pool = pool
         self._say = say
-        self._watch: Watch | None = None
+        self._watch: GlobalRngMonitor | None = None
         self._watched = False
 
     def submit(self, request: Request) -> None:
         if self._watch is None and not self._watched:
-            self._watch = Watch()
+            self._watch = GlobalRngMonitor()
         self._pool.submit(request)
 
     def receive(self, timeout: float | None = None) -> Reply:

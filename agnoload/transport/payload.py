@@ -29,7 +29,7 @@ import cloudpickle
 import numpy as np
 
 from agnoload.errors import DatasetNotPicklable, add_note, one_line, warn
-from agnoload.inspect import LONG, within_reach
+from agnoload.inspect import LONG, parts_of, walk_objects
 from agnoload.system import free_in_forks
 from agnoload.transport import pickling, spawning
 from agnoload.transport.mapped import MappedFiles
@@ -215,7 +215,7 @@ def digest(value: Any, parts: Mapping[str, Any]) -> Digest:
     try:
         return Digest(_hashed(value, _Pickler, WHOLE)[0])
     except _TooLong:
-        found = within_reach(parts)
+        found = walk_objects(parts)
         long = [(path, id(thing), len(thing)) for path, thing, *_ in found if _Outline.shortens(thing)]
         hashed, outline = _hashed((value, long), _Outline, math.inf)
         return Digest(hashed, [*(path for path, *_ in long), "dataset"][0] if outline.shortened else None)
@@ -355,7 +355,8 @@ def _descend(path: str, value: Any, works: Callable[[Any], bool], deadline: floa
     """Follow the first child that does not work, as deep as it goes."""
     seen = {id(value)}
     while time.monotonic() < deadline:
-        for step, child in _children(value):
+        # What a lock or a pipe of `multiprocessing` is made of is not the user's.
+        for step, child in () if spawning.owner_of(value) else parts_of(value):
             if id(child) not in seen and not works(child):
                 path, value = path + step, child
                 seen.add(id(child))
@@ -365,32 +366,3 @@ def _descend(path: str, value: Any, works: Callable[[Any], bool], deadline: floa
         else:
             break
     return path, value
-
-
-def _children(value: Any) -> Iterator[tuple[str, Any]]:
-    if spawning.owner_of(value):  # what it is made of is not the user's
-        return
-    if isinstance(value, Mapping):
-        yield from ((f"[{key!r}]", item) for key, item in value.items())
-    elif isinstance(value, (list, tuple, set, frozenset)):
-        yield from ((f"[{place}]", item) for place, item in enumerate(value))
-    elif isinstance(value, functools.partial):
-        yield ".func", value.func
-        yield from ((f".args[{place}]", item) for place, item in enumerate(value.args))
-        yield from ((f".keywords[{key!r}]", item) for key, item in value.keywords.items())
-    elif isinstance(value, types.MethodType):
-        yield ".__self__", value.__self__
-    elif isinstance(value, types.FunctionType):
-        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=False):
-            yield f".{name}", cell.cell_contents
-        yield from ((f".{n}", value.__globals__[n]) for n in value.__code__.co_names if n in value.__globals__)
-    elif isinstance(value, type):
-        yield from ((f".{name}", item) for name, item in vars(value).items())
-    else:
-        yield from ((f".{name}", item) for name, item in getattr(value, "__dict__", {}).items())
-        yield "", type(value)
-        for cls in type(value).__mro__:
-            slots = getattr(cls, "__slots__", ())
-            for name in (slots,) if isinstance(slots, str) else slots:
-                if hasattr(value, name):
-                    yield f".{name}", getattr(value, name)

@@ -109,11 +109,6 @@ class TorchBackend(Backend):
     def set_rng_state(self, state: Any) -> None:
         self.require().default_generator.set_state(state)
 
-    def drawn(self) -> bool:
-        torch = self.require()
-        fresh = torch.Generator().manual_seed(torch.default_generator.initial_seed())
-        return not torch.equal(torch.default_generator.get_state(), fresh.get_state())
-
     def seed_from(self, generator: Any) -> int | None:
         torch = self.require()
         if not isinstance(generator, torch.Generator):

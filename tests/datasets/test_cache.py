@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from agnoload import seeding
-from agnoload.datasets import ArrayDataset, CachedDataset, Dataset, find_caches, find_large_lists
+from agnoload.datasets import ArrayDataset, CachedDataset, Dataset, find_caches
 from agnoload.errors import AgnoloadError, AgnoloadWarning, OptionError
+from agnoload.inspect import find_large_lists
 from agnoload.transport.memory import Receiving, SharedFile, sending
 
 PAYLOAD = 3000

@@ -18,7 +18,7 @@ import pytest
 
 from agnoload import AgnoloadError, DataLoader
 from agnoload.errors import LoaderClosed
-from agnoload.pools import launcher
+from agnoload.pools import launcher, preload
 
 METHODS = ("forkserver", pytest.param("spawn", marks=pytest.mark.slow), "fork")
 LATE = 5.0
@@ -598,7 +598,7 @@ def test_the_death_of_the_fork_server_is_the_death_of_its_workers() -> None:
     loader = DataLoader(range(400), 1, num_workers=2, prefetch_factor=1)
     batches = iter(loader)
     next(batches)
-    server = launcher._current
+    server = preload._current
     assert server is not None
     os.kill(server._process.pid, signal.SIGKILL)
     with pytest.raises(AgnoloadError, match="SIGKILL"):

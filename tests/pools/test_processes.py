@@ -291,6 +291,23 @@ def test_a_worker_that_exits_at_the_start_is_told_as_what_it_is() -> None:
         pool.close()
 
 
+def test_a_dead_workers_ticket_makes_room_for_the_next_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(channel, "MAX_TICKETS", 1)
+    pool = make(restarts=1)
+    first = tmp_path / "first"
+    first.touch()
+
+    def dies_once(empty: Any) -> str:
+        if first.exists():
+            first.unlink()
+            os._exit(7)
+        return "loaded again"
+
+    assert answer(pool, dies_once) == "loaded again"
+    assert answer(pool, filled(3)).tolist() == [3] * 1000
+    pool.close()
+
+
 # ------------------------------------------------------------------------------------------------ used again
 
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import random
-import subprocess
-import sys
 import warnings
 from itertools import chain
 
@@ -229,71 +226,6 @@ def test_a_framework_draws_the_same():
     for workers in (1, 3):
         assert epochs(Rand(16), collate_fn=collate, shuffle=True, num_workers=workers) == wanted
     assert torch.equal(torch.get_rng_state(), before)
-
-
-class Late(Draws):
-    """Imports a framework when the first sample is loaded."""
-
-    def __getitem__(self, index):
-        import torch
-
-        return {"index": torch.tensor(index).numpy(), "rand": torch.rand(2).numpy(), "numpy": np.random.random()}
-
-
-class LateStream(agnoload.IterableDataset):
-    def __iter__(self):
-        return map(Late().__getitem__, range(16))
-
-
-class LateButCalm(Draws):
-    def __getitem__(self, index):
-        import torch
-
-        return {"index": torch.tensor(index).numpy()}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dataset", [Late(16), LateStream()])
-def test_a_framework_that_a_sample_imports_is_told_once_and_seeded_from_then_on(dataset):
-    pytest.importorskip("torch")
-    wanted = epochs(dataset)
-    with pytest.warns(AgnoloadWarning, match=r"torch was first imported while a batch was loaded") as caught:
-        found = epochs(dataset, num_workers=1, persistent_workers=True)
-    assert len(caught) == 1
-    assert found[0][1:] == wanted[0][1:]
-    assert found[1] == wanted[1]
-    late, right = found[0][0], wanted[0][0]
-    assert late["rand"] != right["rand"]  # were it the same, there would be nothing to tell
-    assert {**late, "rand": None} == {**right, "rand": None}
-
-
-@pytest.mark.slow
-def test_a_framework_that_a_sample_imports_and_does_not_draw_from_is_not_told():
-    pytest.importorskip("torch")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert epochs(LateButCalm(16), num_workers=2) == epochs(LateButCalm(16))
-
-
-LATE = """
-import sys, warnings
-sys.path.insert(0, FOLDER)
-import agnoload
-from test_bit_identity import Late
-
-with warnings.catch_warnings(record=True) as caught:
-    warnings.simplefilter("always")
-    batches = list(agnoload.DataLoader(Late(16), 4, seed=5))
-print([str(warning.message).partition(" ")[0] for warning in caught], batches[1]["rand"].tobytes().hex())
-"""
-
-
-@pytest.mark.slow
-def test_without_workers_too():
-    pytest.importorskip("torch")
-    script = LATE.replace("FOLDER", repr(os.path.dirname(__file__)))
-    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120)
-    assert ran.stdout == f"['torch'] {epochs(Late(16))[0][1]['rand'][2].hex()}\n", ran.stderr
 
 
 # ---------------------------------------------------------------------------------------------- the whole grid

@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 
 from agnoload import DataLoader
-from agnoload.datasets import PackedList, find_large_lists
+from agnoload.datasets import PackedList
 from agnoload.errors import AgnoloadWarning, BackendUnavailable, OptionError
+from agnoload.inspect import find_large_lists
 from agnoload.streams import FileStream, read_lines, read_npy, read_npz, read_parquet, read_tar
 from agnoload.testing import check_resume
 

@@ -1,4 +1,4 @@
-"""Whose seed counts, and what a generator gives."""
+"""Which seed counts, and what `generator=` gives."""
 
 from __future__ import annotations
 
@@ -35,26 +35,20 @@ def test_a_seed_is_drawn_once_and_shown():
     assert loader.seed == seed
 
 
-def test_a_seed_that_is_given_is_the_loaders():
-    loader = DataLoader(range(N), 4, shuffle=True, seed=8)
-    assert (loader.seed, order(loader)) == (8, shuffled(8))
-
-
-@pytest.mark.parametrize("seed", [-1, 1.5, True, "7"])
-def test_what_is_no_seed_is_refused(seed):
-    with pytest.raises(OptionError, match="seed must be a non-negative int"):
-        DataLoader(range(N), seed=seed)
-
-
 @pytest.mark.parametrize("seed", [0, 2**63, 2**200, np.int64(5)])
-def test_any_non_negative_int_is_a_seed(seed):
-    loader = DataLoader(range(N), 4, shuffle=True, seed=seed, num_workers=1)
-    with loader:
-        assert order(loader) == shuffled(int(seed))
+def test_any_non_negative_int_is_a_seed_and_travels_in_a_state(seed):
+    with DataLoader(range(N), 4, shuffle=True, seed=seed, num_workers=1) as loader:
+        assert (loader.seed, order(loader)) == (int(seed), shuffled(int(seed)))
     state = json.loads(json.dumps(loader.state_dict()))
     again = DataLoader(range(N), 4, shuffle=True)
     again.load_state_dict(state)
     assert (again.seed, order(again)) == (int(seed), shuffled(int(seed), 1))
+
+
+@pytest.mark.parametrize("seed", [-1, 1.5, True, "7"])
+def test_other_seeds_are_rejected(seed):
+    with pytest.raises(OptionError, match="seed must be a non-negative int"):
+        DataLoader(range(N), seed=seed)
 
 
 def random_sampler(seed):
@@ -82,12 +76,12 @@ def test_a_seed_given_to_a_sampler_wins(make):
 
 
 @pytest.mark.parametrize("make", [random_sampler, distributed, inside])
-def test_else_the_loaders_given_seed_serves(make):
+def test_without_one_the_sampler_runs_on_the_seed_given_to_the_loader(make):
     assert order(DataLoader(range(N), 4, sampler=make(None), seed=8)) == shuffled(8)
 
 
 @pytest.mark.parametrize("make", [distributed, inside])
-def test_else_a_distributed_sampler_uses_0_and_samples_the_drawn_one(make):
+def test_without_any_a_distributed_sampler_runs_on_0(make):
     loader = DataLoader(range(N), 4, sampler=make(None))
     assert loader.seed != 0
     assert order(loader) == shuffled(0)
@@ -95,12 +89,12 @@ def test_else_a_distributed_sampler_uses_0_and_samples_the_drawn_one(make):
     assert order(DataLoader(range(N), batch_sampler=batches)) == shuffled(0)
 
 
-def test_else_all_others_use_the_drawn_one():
+def test_without_any_other_samplers_run_on_the_drawn_seed():
     loader = DataLoader(range(N), 4, sampler=random_sampler(None))
     assert order(loader) == shuffled(loader.seed)
 
 
-def test_a_sampler_of_ours_that_is_iterated_runs_on_the_same_seed():
+def test_a_subclass_of_a_sampler_runs_on_the_same_seed():
     class Reversed(agnoload.RandomSampler):
         def __iter__(self):
             return reversed(list(super().__iter__()))
@@ -160,7 +154,7 @@ def test_a_generator_gives_a_seed_once_an_epoch(kind):
         assert [batches(other) for _ in range(3)] == found
 
 
-def test_workers_are_kept_though_a_generator_changes_the_seed():
+def test_workers_are_kept_when_a_generator_changes_the_seed():
     with DataLoader(Draws(), 4, generator=random.Random(3), num_workers=1, persistent_workers=True) as loader:
         iterator = iter(loader)
         pids = iterator._pool.pids()
@@ -170,7 +164,7 @@ def test_workers_are_kept_though_a_generator_changes_the_seed():
         list(iterator)
 
 
-def test_a_generator_is_asked_once_an_epoch_and_not_before():
+def test_the_loader_draws_from_a_generator_once_an_epoch_and_not_before():
     generator, untouched = random.Random(3), random.Random(3)
     loader = DataLoader(range(N), 4, shuffle=True, generator=generator)
     assert generator.getstate() == untouched.getstate()
@@ -184,12 +178,12 @@ def test_a_generator_is_asked_once_an_epoch_and_not_before():
 @pytest.mark.parametrize(
     "thing", ["x", True, 1.5, -1, object(), [1], np.zeros(3)], ids=lambda thing: type(thing).__name__
 )
-def test_what_is_no_generator_is_refused_at_once(thing):
+def test_non_generators_are_rejected(thing):
     with pytest.raises(OptionError, match=rf"generator must be .* got {re.escape(repr(thing)[:20])}"):
         DataLoader(range(N), generator=thing)
 
 
-def test_a_frameworks_object_that_is_no_generator_is_refused_at_once_and_a_generator_stays_as_it_is():
+def test_a_frameworks_tensor_is_rejected_and_its_generator_stays_as_it_is():
     torch = pytest.importorskip("torch")
     with pytest.raises(OptionError, match=r"generator must be .* got tensor"):
         DataLoader(range(N), generator=torch.zeros(3))
@@ -198,14 +192,13 @@ def test_a_frameworks_object_that_is_no_generator_is_refused_at_once_and_a_gener
     assert torch.equal(generator.get_state(), untouched.get_state())
 
 
-def test_a_seed_excludes_a_generator():
+def test_a_seed_and_a_generator_exclude_each_other():
     with pytest.raises(OptionError, match="exclude each other"):
         DataLoader(range(N), generator=random.Random(3), seed=3)
 
 
-@pytest.mark.parametrize("kind", GENERATORS)
-@pytest.mark.parametrize("k", [0, 2, 5, 7])
-def test_a_run_with_a_generator_goes_on_in_another_process_with_one_made_alike(kind, k):
+@pytest.mark.parametrize(("kind", "k"), [*(("Random", k) for k in (0, 2, 5)), *((kind, 7) for kind in GENERATORS)])
+def test_a_run_resumes_with_a_generator_that_was_made_the_same_way(kind, k):
     make = GENERATORS[kind]
     loader = DataLoader(Draws(), 4, shuffle=True, generator=make())
     whole = [batch for _ in range(3) for batch in batches(loader)]
@@ -237,7 +230,7 @@ def test_a_state_needs_a_generator_that_gives_the_same_seeds():
     assert order(other) == wanted  # it stays at its own first epoch
 
 
-def test_a_state_goes_back_in_the_loader_that_it_was_taken_of():
+def test_a_state_rewinds_the_loader_that_saved_it():
     loader = DataLoader(range(N), 4, shuffle=True, generator=random.Random(3))
     wanted = [order(loader)]
     state = loader.state_dict()
@@ -246,7 +239,7 @@ def test_a_state_goes_back_in_the_loader_that_it_was_taken_of():
     assert [order(loader), order(loader)] == wanted[1:]
 
 
-def test_steps_with_a_generator_save_the_seed_of_the_batch_that_came_last():
+def test_steps_save_the_seed_of_the_last_batch_delivered():
     loader = DataLoader(range(N), 4, shuffle=True, generator=random.Random(3), num_workers=1, prefetch_factor=8)
     with loader:
         batches = loader.steps(12)
@@ -261,7 +254,7 @@ def test_steps_with_a_generator_save_the_seed_of_the_batch_that_came_last():
 # ---------------------------------------------------------------------------------------------- seeds in a state
 
 
-def test_a_state_brings_its_seeds_along():
+def test_a_state_carries_its_seed():
     first = DataLoader(range(N), 4, shuffle=True)
     list(first)
     again = DataLoader(range(N), 4, shuffle=True)
@@ -270,7 +263,7 @@ def test_a_state_brings_its_seeds_along():
     assert order(again) == order(first)
 
 
-def test_a_state_brings_a_given_seed_to_a_distributed_sampler():
+def test_a_state_carries_a_given_seed_to_a_distributed_sampler():
     def loader(**options):
         return DataLoader(range(N), 4, sampler=agnoload.DistributedSampler(range(N), 2, 1), **options)
 
@@ -283,7 +276,7 @@ def test_a_state_brings_a_given_seed_to_a_distributed_sampler():
     assert rest == agnoload.DistributedSampler(range(N), 2, 1).order(8, 0).indices(4, 10).tolist()
 
 
-def test_another_seed_is_told_with_both():
+def test_an_error_shows_both_seeds():
     state = DataLoader(range(N), 4, shuffle=True, seed=3).state_dict()
     with pytest.raises(StateError, match=r"seed 3.*seed 4"):
         DataLoader(range(N), 4, shuffle=True, seed=4).load_state_dict(state)

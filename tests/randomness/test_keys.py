@@ -11,7 +11,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from agnoload.global_rng import ProcessGenerators
+from agnoload.global_rng import GlobalRng
 from agnoload.seeding import Purpose, Rewinder, SampleContext, generator
 
 SEEDS = (0, 1, 2, 2**32, 2**63 - 1, 2**100)
@@ -39,18 +39,20 @@ def test_a_hundred_thousand_samples_share_no_first_128_bits():
     assert len(seen) == count > 100_000
 
 
-def test_the_process_wide_states_share_no_first_128_bits():
-    process = ProcessGenerators()
-    saved = process.save()
+def test_no_two_requests_give_the_global_generators_the_same_first_128_bits():
+    process = GlobalRng()
+    restore = process.save()
     numpy, python, count = set(), set(), 0
     try:
         for context in contexts([*range(20), 2**32, 2**63 - 1]):
-            process.seed(context.rewinder, context)
+            key = context.seed, context.epoch, Purpose.GLOBALS, context.first, context.rank
+            context.rewinder.rewind(*key)
+            process.seed(context.rewinder.philox)
             numpy.add(np.random.bytes(16))
             python.add(random.randbytes(16))
             count += 1
     finally:
-        process.restore(saved)
+        restore()
     assert len(numpy) == len(python) == len(numpy | python) / 2 == count > 3_000
 
 
