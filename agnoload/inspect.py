@@ -91,11 +91,10 @@ def parts_of(thing: Any) -> Iterator[tuple[str, Any]]:
 def _entries_of(container: Any) -> Iterator[tuple[str, Any]]:
     base = _base_of(container)
     entries: Iterable[tuple[Any, Any]] = dict.items(container) if base is dict else enumerate(base.__iter__(container))
-    if length_of(container) <= LONG:
-        entries = list(entries)  # at once: another thread may be changing it
-    for key, part in entries:
-        has_key = type(key) in (str, int) and base not in (set, frozenset)
-        yield f"[{key!r}]" if has_key else "[...]", part
+    with suppress(RuntimeError):  # another thread changes it: a long one ends here, others are read at once
+        for key, part in list(entries) if length_of(container) <= LIMIT else entries:
+            has_key = type(key) in (str, int) and base not in (set, frozenset)
+            yield f"[{key!r}]" if has_key else "[...]", part
 
 
 def _base_of(container: Any) -> Any:

@@ -202,7 +202,7 @@ class Recorder:
             timeline.waited(since, began, now)
 
     def sums(self) -> Sums:
-        """The totals as they stand."""
+        """The totals up to now."""
         given, self._given = self._given, []
         work, self._work = self._work, []
         if work:
@@ -229,7 +229,7 @@ class Recorder:
         self._loading = np.pad(self._loading, (0, more)) + np.bincount(workers, np.subtract(finished, started), count)
 
     def stats(self, workers: int, choice: str, cores: int, caches: Sequence[Any]) -> Stats:
-        """The account as it stands."""
+        """The account up to now."""
         sums = self.sums()
         p50, p95, p99 = np.percentile(self._waits if len(self._waits) else [0.0], (50, 95, 99)).tolist()
         busy = np.minimum(self._loading / np.maximum(self._alive, 1e-9), 1.0).tolist()

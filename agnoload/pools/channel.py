@@ -161,8 +161,12 @@ class Channel:
         return self._pipes[worker if self._owned else 0][0]
 
     def send(self, ticket: RequestTicket, owner: int | None) -> None:
-        self._waiting.append((owner or 0, ticket))
-        self.flush()
+        """Behind all others; it waits in this process where `room` tickets are under way."""
+        if self._waiting or self._under_way >= self.room:
+            self._waiting.append((owner or 0, ticket))
+            self.flush()
+        else:
+            self._write(ticket, owner or 0)
 
     def send_first(self, tickets: list[tuple[int, RequestTicket]]) -> None:
         """Before all that no worker has read yet."""
@@ -174,11 +178,14 @@ class Channel:
         """Write the tickets that there is room for."""
         while self._waiting and self._under_way < self.room:
             owner, ticket = self._waiting.popleft()
-            self._under_way += 1
-            os.write(self._pipes[owner if self._owned else 0][1], ticket.packed())
+            self._write(ticket, owner)
+
+    def _write(self, ticket: RequestTicket, owner: int) -> None:
+        self._under_way += 1
+        os.write(self._pipes[owner if self._owned else 0][1], ticket.packed())
 
     def release(self, tickets: int = 1) -> None:
-        """So many tickets were answered, or died with their worker."""
+        """Replies have come for this number of tickets, or they died with their worker."""
         self._under_way -= tickets
 
     def take_back(self) -> None:

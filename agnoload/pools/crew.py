@@ -130,7 +130,7 @@ class Crew:
 
 
 def _end(processes: Iterable[Process], steps: Iterable[tuple[int, float]]) -> None:
-    """Send one signal after the other (0: none) to those that still run, with a wait of so many seconds after each."""
+    """For each step, send the signal (0: none) to those that still run, and wait for the seconds of the step."""
     running = {process.sentinel: process for process in processes if process.exitcode() is None and process.started}
     for number, seconds in steps:
         for process in running.values():

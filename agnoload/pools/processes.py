@@ -235,7 +235,7 @@ class ProcessPool:
         return self.whole and self._crew.runs(fetch)
 
     def abandon(self) -> None:
-        """Nobody wants what is under way any more; workers finish what they have begun, then take what comes next."""
+        """Nobody wants what is under way any more; workers finish what they have started, then take what comes next."""
         self._enter()
         try:
             self._channel.take_back()
@@ -293,7 +293,7 @@ class ProcessPool:
         self.waiting = True
         events = self._crew.wait(seconds)
         self.waiting = False
-        dead = self._crew.ended(events)
+        dead = self._crew.ended(events) if events != [self._channel.replies] else []
         self._take_replies()  # after the look at who is dead: so all replies of the dead are there
         for worker in dead:
             if not self._closed:

@@ -50,12 +50,12 @@ _DEATH_SIGNAL, _NAME = 1, 15  # PR_SET_PDEATHSIG, PR_SET_NAME
 
 
 class WorkerFetch(ClosableFetch, Protocol):
-    """What a worker runs: a fetch that is told once which worker it serves, before its first request."""
+    """What a worker runs: a fetch that learns once, before its first request, which worker it serves."""
 
     def begin(self, worker: int) -> None: ...
 
     def parts(self) -> Mapping[str, Any]:
-        """The user's objects in it, by the names that an error shall use."""
+        """The user's objects in it, by the names that an error uses."""
 
 
 def main(start: Start, extra: list[int], inherited: Any = None) -> None:
@@ -71,7 +71,7 @@ def main(start: Start, extra: list[int], inherited: Any = None) -> None:
             _keep_descriptors()
             payload = Payload(start.payload)
             os.close(start.payload)
-            parent: ParentEnvironment = payload.surroundings
+            parent: ParentEnvironment = payload.environment
             apply_environment(parent.imports)
             # Modules that a template imported ahead of us may have set handlers up: those stay.
             free = [number for number in GROUP_SIGNALS if signal.getsignal(number) is signal.SIG_DFL]
@@ -98,7 +98,7 @@ def main(start: Start, extra: list[int], inherited: Any = None) -> None:
 
 def _rebuilt(payload: Payload, extra: list[int]) -> Any:
     """What the payload holds; frameworks that it imports get their settings when they are there."""
-    frameworks: list[Callable[[], None]] = pickle.loads(payload.surroundings.frameworks)
+    frameworks: list[Callable[[], None]] = pickle.loads(payload.environment.frameworks)
     for apply in frameworks:
         apply()
     value = payload.value(extra)

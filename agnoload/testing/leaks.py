@@ -74,8 +74,8 @@ def no_leaks() -> Iterator[None]:
 
 
 def _left(before: _Open, after: _Open) -> list[str]:
-    begun = before.processes | before.servers  # a worker that was just forked bears the name of its template
-    left = [f"process {p.pid} ({p.command})" for p in after.processes - begun]
+    known = before.processes | before.servers  # a worker that was just forked still has the name of its template
+    left = [f"process {p.pid} ({p.command})" for p in after.processes - known]
     left += [f"thread {thread.name}" for thread in after.threads - before.threads]
     started = len(after.servers - before.servers)
     allowed = before.descriptors + Counter({"socket": 2 * started, "pipe": 4 * started})
