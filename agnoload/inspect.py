@@ -9,7 +9,7 @@ import functools
 import sys
 import types
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from itertools import islice
 from typing import Any, NamedTuple
@@ -91,11 +91,10 @@ def parts_of(thing: Any) -> Iterator[tuple[str, Any]]:
 def _entries_of(container: Any) -> Iterator[tuple[str, Any]]:
     base = _base_of(container)
     entries: Iterable[tuple[Any, Any]] = dict.items(container) if base is dict else enumerate(base.__iter__(container))
-    if length_of(container) <= LONG:
-        entries = list(entries)  # at once: another thread may be changing it
-    for key, part in entries:
-        has_key = type(key) in (str, int) and base not in (set, frozenset)
-        yield f"[{key!r}]" if has_key else "[...]", part
+    with suppress(RuntimeError):  # another thread changes it: a long one ends here, others are read at once
+        for key, part in list(entries) if length_of(container) <= LIMIT else entries:
+            has_key = type(key) in (str, int) and base not in (set, frozenset)
+            yield f"[{key!r}]" if has_key else "[...]", part
 
 
 def _base_of(container: Any) -> Any:
@@ -158,28 +157,32 @@ def _count_of_objects(thing: Any) -> int:
     return length_of(thing) if issubclass(type(thing), _CONTAINERS) else 0
 
 
-def modules_of(roots: Mapping[str, Any]) -> list[str]:
+def modules_of(roots: Mapping[str, Any], is_importable: Callable[[str], bool]) -> list[str]:
     """The modules that a process imports when it unpickles some objects, as far as a look at the nearest of them tells.
 
-    These are the modules of their classes and functions. Of a script, which no other process imports, they are those
-    that its functions name, and of another file of the user's those at its top, first: so each can be tried by itself.
+    These are the modules of their classes and functions. Of what no other process can import, such as a script, they
+    are those that its functions name, and of another file of the user's those at its top, first: so each can be tried
+    by itself.
     """
     found: dict[str, None] = {}
     for _, thing, _ in islice(walk_objects(roots), NEAR):
+        is_class = issubclass(type(thing), type)
         code = type(thing) in (types.FunctionType, types.BuiltinFunctionType)
-        for home in [thing] if code else type(thing).__mro__:
-            module = sys.modules.get(home.__module__ or "")
-            if _is_users(home.__module__):
-                found |= dict.fromkeys(_modules_in(vars(module).values()))
-            if module is not None:
-                found[module.__name__] = None
-        if type(thing) is types.FunctionType and thing.__module__ in ("__main__", "__mp_main__"):
-            found |= dict.fromkeys(_modules_in(map(thing.__globals__.get, _names(thing.__code__))))
-    return list(found)
+        for made in thing.__mro__ if is_class else [thing] if code else ():
+            name = vars(made).get("__module__") if is_class else made.__module__
+            if not isinstance(name, str) or type(module := sys.modules.get(name)) is not types.ModuleType:
+                continue
+            if "<locals>" not in made.__qualname__ and name not in ("__main__", "__mp_main__") and is_importable(name):
+                if _is_users(name):
+                    found |= _modules_in({key: value for key, value in vars(module).items() if key.isidentifier()})
+                found[name] = None
+            elif type(thing) is types.FunctionType:
+                found |= _modules_in({key: thing.__globals__.get(key) for key in _names(thing.__code__)})
+    return [name for name in found if is_importable(name)]
 
 
-def _modules_in(values: Iterable[Any]) -> list[str]:
-    return [value.__name__ for value in list(values) if type(value) is types.ModuleType]
+def _modules_in(values: Mapping[str, Any]) -> dict[str, None]:
+    return {value.__name__: None for value in values.values() if type(value) is types.ModuleType}
 
 
 # ---------------------------------------------------------------------------------------------- values of modules

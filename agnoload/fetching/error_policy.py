@@ -126,7 +126,7 @@ class FailureBudget:
     A share is judged as if at least `JUDGED_FROM` samples had been tried, so that one bad sample among the first does
     not end an epoch of millions; at its end it is judged as it is.
 
-    `before` is what had failed of `epoch` before, where the loader goes on within it.
+    `before` counts what had failed of `epoch` before, where the loader resumes within it.
 
     >>> budget = FailureBudget(1)
     >>> budget.count(0, Reply(0, samples=4, failed=[Failure(3, "OSError: gone")])) is None
@@ -169,7 +169,7 @@ class FailureBudget:
             f"no more than {int(allowed)}{of}: "
         )
         if self._before:
-            text += f"{self._before} before the state was saved that the epoch goes on from" + ", " * bool(self._failed)
+            text += f"{self._before} before the state was saved that the epoch resumes from" + ", " * bool(self._failed)
         if self._failed:
             some = ", ".join(repr(failure.index) for failure in self._failed[:8]) + ", ..." * (len(self._failed) > 8)
             text += f"indices {some}; the last error was {self._failed[-1].error}"

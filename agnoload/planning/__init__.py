@@ -7,7 +7,7 @@
                            │              │
        state_dict ◄── Progress ◄──────────┘ position()
 
-A request stands in two books: in the window, from its submission until its batch comes out, and in the pool that
-answers it. A plan holds what it has yet to ask for and how far its epoch has been delivered. The last plan that
-delivered something is what `Progress` remembers, and its `position()` is what a state saves.
+Two books hold a request: the window, from its submission until its batch comes out, and the pool that answers it. A
+plan holds what it has yet to ask for and how far its epoch has been delivered. `Progress` remembers the last plan that
+delivered something; its `position()` is what a state saves.
 """

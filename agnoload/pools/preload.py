@@ -151,7 +151,8 @@ def start_server(user: Any, context: Any, environment: Mapping[str, str], parts:
     with contextlib.suppress(OSError, AttributeError):  # whoever needs it will say what is missing
         with standard_streams():
             around = import_environment(environment)
-            names = [name for name in modules_of(parts) if is_importable(name, tuple(around.path))]
+            path = tuple(around.path)
+            names = modules_of(parts, lambda name: is_importable(name, path))
             found = preload(around, names)
             found.begin()
         weakref.finalize(user, _end_unused)

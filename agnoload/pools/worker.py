@@ -71,7 +71,7 @@ def main(start: Start, extra: list[int], inherited: Any = None) -> None:
             _keep_descriptors()
             payload = Payload(start.payload)
             os.close(start.payload)
-            parent: ParentEnvironment = payload.surroundings
+            parent: ParentEnvironment = payload.environment
             apply_environment(parent.imports)
             # Modules that a template imported ahead of us may have set handlers up: those stay.
             free = [number for number in GROUP_SIGNALS if signal.getsignal(number) is signal.SIG_DFL]
@@ -98,7 +98,7 @@ def main(start: Start, extra: list[int], inherited: Any = None) -> None:
 
 def _rebuilt(payload: Payload, extra: list[int]) -> Any:
     """What the payload holds; frameworks that it imports get their settings when they are there."""
-    frameworks: list[Callable[[], None]] = pickle.loads(payload.surroundings.frameworks)
+    frameworks: list[Callable[[], None]] = pickle.loads(payload.environment.frameworks)
     for apply in frameworks:
         apply()
     value = payload.value(extra)

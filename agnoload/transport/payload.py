@@ -114,11 +114,11 @@ def is_importable(name: str, path: tuple[str, ...]) -> bool:
     return False
 
 
-def pack(value: Any, surroundings: Any, parts: Mapping[str, Any], method: str) -> tuple[int, list[type], list[str]]:
+def pack(value: Any, environment: Any, parts: Mapping[str, Any], method: str) -> tuple[int, list[type], list[str]]:
     """A descriptor of a file that holds `value`, for `Payload` in another process; the classes that go by value, to be
     kept as long as instances of them may come back; and the names of the modules that the other process will import.
 
-    `surroundings` are plain values that must be in place before `value` can be read. `parts` are the user's objects
+    `environment` is plain data that must be in place before `value` can be read. `parts` are the user's objects
     within `value` by name, and `method` the start method, for the error: what cannot be pickled is a
     `DatasetNotPicklable` that names the path to the culprit.
     """
@@ -141,12 +141,12 @@ def pack(value: Any, surroundings: Any, parts: Mapping[str, Any], method: str) -
                 "np.memmap, or multiprocessing_context='fork'"
             )
     raws = [buffer.raw() for buffer in buffers]
-    return _written(surroundings, stream.getbuffer(), raws), pickler.classes, [*pickler.modules]
+    return _written(environment, stream.getbuffer(), raws), pickler.classes, [*pickler.modules]
 
 
-def _written(surroundings: Any, header: memoryview, raws: list[memoryview]) -> int:
+def _written(environment: Any, header: memoryview, raws: list[memoryview]) -> int:
     """Lay out a file: the length of the table, the table, the pickle, and the buffers at aligned offsets."""
-    table = pickle.dumps((surroundings, header.nbytes, [raw.nbytes for raw in raws]), 5)
+    table = pickle.dumps((environment, header.nbytes, [raw.nbytes for raw in raws]), 5)
     head = _LENGTH.pack(len(table)) + table + header
     spans = list(_spans(len(head), [raw.nbytes for raw in raws]))
     total = sum(spans[-1]) if spans else len(head)
@@ -178,8 +178,8 @@ class Payload:
     def __init__(self, fd: int) -> None:
         self._view = memoryview(Memory(fd, 0, os.fstat(fd).st_size, private=True).array())
         self._start = _LENGTH.size + _LENGTH.unpack_from(self._view)[0]
-        self.surroundings: Any
-        self.surroundings, self._header, self._sizes = pickle.loads(self._view[_LENGTH.size : self._start])
+        self.environment: Any
+        self.environment, self._header, self._sizes = pickle.loads(self._view[_LENGTH.size : self._start])
 
     def value(self, extra: list[int]) -> Any:
         """Unpickle what was packed, with the descriptors that were sent beside it; runs the user's code."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import logging
 import sys
 from itertools import pairwise
 from typing import Any
@@ -37,6 +38,12 @@ def collate(form: Any, multiple_of: int = 1) -> Any:
 def batches(backend: str, form: Any, multiple_of: int = 1, **options: Any) -> list[Any]:
     with DataLoader(Graphs(), 4, collate_fn=collate(form, multiple_of), backend=backend, **options) as loader:
         return list(loader)
+
+
+@pytest.fixture(autouse=True)
+def no_advice_of_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It logs, once a process, which of its own functions its own code had better call."""
+    monkeypatch.setattr(logging.getLogger("torch.fx._symbolic_trace"), "disabled", True)
 
 
 @pytest.fixture(scope="module")

@@ -108,11 +108,18 @@ def test_modules_are_found_through_parts_and_base_classes_and_at_the_top_of_the_
     mine, other = module("mine"), module("other")
     other.write("class Base: pass")
     kind = mine.load(f"import {other.name}\nclass Data({other.name}.Base): pass").Data
-    found = modules_of(
-        {"dataset": {"parts": [kind(), np.arange(3)]}, "collate_fn": functools.partial(has_one_template)}
-    )
+    parts = {"dataset": {"parts": [kind(), np.arange(3)]}, "collate_fn": functools.partial(has_one_template)}
+    found = modules_of(parts, lambda name: name != __name__)
     assert [name for name in found if name in (mine.name, other.name)] == [other.name, mine.name]
-    assert __name__ in found
+    assert not {__name__, "pytest"} & {*found}  # the function travels by value, and does not name pytest
+
+
+def test_a_class_within_a_function_needs_only_what_its_methods_name() -> None:
+    class Look:
+        def __getitem__(self, index: int) -> object:
+            return textwrap.dedent(str(index))
+
+    assert [name for name in modules_of({"dataset": Look()}, lambda name: True) if name != "builtins"] == ["textwrap"]
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agnoload import DataLoader
+from agnoload import DataLoader, IterableDataset
 
 
 @pytest.mark.parametrize(
@@ -31,3 +31,14 @@ def test_a_loader_travels_with_its_options_and_starts_the_epoch_again(options: d
         with other:
             assert [batch.tolist() if hasattr(batch, "tolist") else batch for batch in other] == whole
             assert (other.seed, other.num_workers, other.timeout) == (loader.seed, loader.num_workers, loader.timeout)
+
+
+def test_a_worker_init_fn_that_was_set_later_splits_no_stream_in_a_copy_either() -> None:
+    class Numbers(IterableDataset[int]):
+        def __iter__(self) -> Any:
+            return iter(range(10))
+
+    loader = DataLoader(Numbers(), 5, num_workers=2, worker_type="thread")
+    loader.worker_init_fn = lambda worker: None
+    with copy.copy(loader) as other:
+        assert sorted(index for batch in other for index in batch.tolist()) == [*range(10)]

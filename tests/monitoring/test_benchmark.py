@@ -87,6 +87,28 @@ def test_an_epoch_that_a_sampler_was_asked_for_is_still_to_come() -> None:
     assert np.concatenate(list(loader)).tolist() == list(twin)
 
 
+class Rotated:
+    """Somebody's sampler: each epoch starts one index later."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Any:
+        return iter([(index + self.epoch) % 20 for index in range(20)])
+
+    def __len__(self) -> int:
+        return 20
+
+
+def test_epochs_of_the_measurement_do_not_count_as_set_by_the_user() -> None:
+    loader = agnoload.DataLoader(range(20), 20, sampler=Rotated())
+    assert next(iter(loader))[0] == 0
+    loader.benchmark(0.05)
+    assert next(iter(loader))[0] == 1
+
+
 def test_a_stream_can_be_measured_too(capsys: pytest.CaptureFixture[str]) -> None:
     found = agnoload.DataLoader(Count(), 5).benchmark(0.05)
     assert found.loader > 0

@@ -37,8 +37,8 @@ MIB = 1 << 20
 
 
 @contextmanager
-def packed(value: Any, **surroundings: Any) -> Iterator[int]:
-    fd, *_ = pack(value, surroundings, {"dataset": value}, "forkserver")
+def packed(value: Any, **environment: Any) -> Iterator[int]:
+    fd, *_ = pack(value, environment, {"dataset": value}, "forkserver")
     try:
         yield fd
     finally:
@@ -123,9 +123,9 @@ def test_values_come_back_equal() -> None:
     assert (found["a"], found["c"]) == (value["a"], value["c"])
 
 
-def test_surroundings_are_there_before_the_value_is_read() -> None:
+def test_the_environment_can_be_read_before_the_value() -> None:
     with packed(np.arange(3), path=["/a"], environ={"B": "c"}) as fd:
-        assert Payload(fd).surroundings == {"path": ["/a"], "environ": {"B": "c"}}
+        assert Payload(fd).environment == {"path": ["/a"], "environ": {"B": "c"}}
 
 
 def local_class() -> Any:

@@ -15,7 +15,6 @@ from agnoload import (
     DataLoader,
     DistributedSampler,
     RandomSampler,
-    StateError,
     WeightedRandomSampler,
 )
 
@@ -92,26 +91,6 @@ def test_c17_the_draws_of_a_sample_do_not_depend_on_the_ranks(kit):
     assert found == whole
     alone = drawn(DataLoader(data, 5, shuffle=True, seed=0))
     assert whole < alone
-
-
-@pytest.mark.parametrize(("world", "batch"), [(2, 5), (3, 4), (1, 64), (5, 1)])
-def test_c17_another_global_batch_is_refused_or_gives_the_rest_exactly_once(world, batch):
-    data = range(64)
-    loader = rank_loader(data, 0, 4, 4)
-    next(iter(loader))
-    state = loader.state_dict()
-    seen = [index for rank in range(4) for index in lists(rank_loader(data, rank, 4, 4))[0]]
-    try:
-        for rank in range(world):
-            other = DataLoader(data, batch, sampler=DistributedSampler(data, world, rank, tail="keep"), seed=0)
-            other.load_state_dict(state)
-            seen += flat(other)
-    except StateError as error:
-        refused = str(error)
-    else:
-        refused = None
-        assert sorted(seen) == list(range(64))
-    assert refused is None or ("16" in refused and str(world * batch) in refused)
 
 
 def test_c17_any_number_of_workers_continues(kit):

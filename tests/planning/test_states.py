@@ -173,7 +173,7 @@ def goes_on(make, state, where):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LOADERS)
 @pytest.mark.filterwarnings("ignore::agnoload.AgnoloadWarning")
-def test_a_state_with_one_odd_value_is_refused_or_gone_on_from(name):
+def test_a_state_with_one_odd_value_is_rejected_or_resumed_from(name):
     make = LOADERS[name]
     for state in states_of(make):
         assert goes_on(make, state, state)
@@ -188,7 +188,7 @@ def test_a_state_with_one_odd_value_is_refused_or_gone_on_from(name):
 @pytest.mark.filterwarnings("ignore::agnoload.AgnoloadWarning")
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
-def test_a_state_with_some_odd_values_is_refused_or_gone_on_from(name, data):
+def test_a_state_with_some_odd_values_is_rejected_or_resumed_from(name, data):
     make = LOADERS[name]
     state = data.draw(st.sampled_from(states_of(make)))
     for _ in range(data.draw(st.integers(1, 4))):
@@ -280,7 +280,7 @@ def test_what_was_delivered_ahead_must_be_whole_batches_behind_the_position(ahea
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("stream", [Count, Placed, Shards])
 @pytest.mark.filterwarnings("ignore::agnoload.AgnoloadWarning")
-def test_a_stream_that_is_shorter_than_its_state_is_told(stream, workers):
+def test_a_stream_that_is_shorter_than_its_state_is_rejected(stream, workers):
     loader = DataLoader(stream(), 3)
     next(iter(loader))
     state = json.loads(json.dumps(loader.state_dict()))
@@ -299,7 +299,7 @@ STREAMED = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("field", STREAMED)
-def test_the_place_of_a_stream_is_looked_through_when_it_is_loaded(field):
+def test_the_position_of_a_stream_is_checked_when_it_is_loaded(field):
     loader = DataLoader(Count(), 3, num_workers=2)
     with loader:
         next(iter(loader))

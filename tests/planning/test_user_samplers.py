@@ -142,7 +142,7 @@ def over(make, **options):
 
 
 @pytest.mark.parametrize("make", [Shuffled, Drawn])
-def test_what_draws_from_the_process_follows_from_the_loaders_seed(make):
+def test_draws_from_the_process_follow_from_the_loaders_seed(make):
     before = random.getstate(), np.random.get_state(legacy=False)["state"]["key"].tolist()
     found = epochs(over(make, seed=3)())
     assert found[0] != found[1]
@@ -248,7 +248,7 @@ def test_keys_of_any_kind_are_passed_over():
         iter(other)
 
 
-def test_one_that_gives_other_indices_than_before_is_told():
+def test_a_sampler_that_gives_other_indices_than_before_is_rejected():
     loader = over(Own)()
     list(loader)
     next(iter(loader))
@@ -259,7 +259,7 @@ def test_one_that_gives_other_indices_than_before_is_told():
         iter(again)
 
 
-def test_another_batch_size_goes_on_with_the_rest():
+def test_another_batch_size_gives_the_rest():
     loader = over(Shuffled, seed=3)()
     next(iter(loader))
     again = DataLoader(range(N), 5, sampler=Shuffled())
@@ -268,7 +268,7 @@ def test_another_batch_size_goes_on_with_the_rest():
     assert rest == [index for batch in epochs(over(Shuffled, seed=3)(), 1)[0] for index in batch][3:]
 
 
-def test_batches_that_a_stranger_makes_go_on_at_their_borders_only():
+def test_user_defined_batches_resume_at_their_borders_only():
     first = DataLoader(range(9), batch_sampler=[[0, 1, 2], [3, 4, 5], [6, 7, 8]])
     next(iter(first))
     again = DataLoader(range(9), batch_sampler=[[0, 1], [2, 3, 4], [5, 6, 7, 8]])
@@ -277,7 +277,7 @@ def test_batches_that_a_stranger_makes_go_on_at_their_borders_only():
         iter(again)
 
 
-def test_a_place_beyond_its_end_is_told():
+def test_a_position_beyond_its_end_is_rejected():
     first = DataLoader(range(9), 3, sampler=WithoutLength(9))
     next(batches := iter(first))
     next(batches)
@@ -309,7 +309,7 @@ def test_one_with_a_state_and_one_without_do_not_fit():
 
 
 @pytest.mark.parametrize("saved", [None, 5, {}, {"sum": 1, "state": 2}, {"other": 1}])
-def test_what_is_no_state_of_a_sampler_is_told(saved):
+def test_a_malformed_sampler_state_is_rejected(saved):
     first = over(Shuffled, seed=3)()
     next(iter(first))
     again = over(Shuffled, seed=3)()
@@ -318,7 +318,7 @@ def test_what_is_no_state_of_a_sampler_is_told(saved):
     assert epochs(again, 1) == epochs(over(Shuffled, seed=3)(), 1)
 
 
-def test_another_number_of_ranks_is_told(monkeypatch):
+def test_another_number_of_ranks_is_rejected(monkeypatch):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     first = over(Shuffled, seed=3)()
@@ -331,7 +331,7 @@ def test_another_number_of_ranks_is_told(monkeypatch):
 # ---------------------------------------------------------------------------------------------- epochs
 
 
-def test_it_is_told_the_epoch():
+def test_set_epoch_is_called_before_each_epoch():
     sampler = Told()
     loader = DataLoader(range(N), 3, sampler=sampler)
     found = epochs(loader, 3)
@@ -340,7 +340,7 @@ def test_it_is_told_the_epoch():
     assert epochs(loader, 1)[0] == found[1]
 
 
-def test_what_the_user_tells_it_counts():
+def test_an_epoch_that_the_user_sets_on_it_counts():
     sampler = Told()
     loader = DataLoader(range(N), 3, sampler=sampler)
     wanted = epochs(DataLoader(range(N), 3, sampler=Told()), 7)
@@ -352,7 +352,7 @@ def test_what_the_user_tells_it_counts():
     assert loader.epoch == 7
 
 
-def test_what_the_user_told_it_before_a_state_was_loaded_does_not_count():
+def test_an_epoch_set_before_a_state_was_loaded_does_not_count():
     first = DataLoader(range(N), 3, sampler=Told())
     list(first)
     next(iter(first))
@@ -367,7 +367,7 @@ def test_what_the_user_told_it_before_a_state_was_loaded_does_not_count():
     )
 
 
-def test_the_usual_loop_goes_on_within_its_epoch():
+def test_the_usual_loop_resumes_within_its_epoch():
     """`for epoch in range(start, n): sampler.set_epoch(epoch); for batch in loader`, after a resume."""
     first = DataLoader(range(N), 3, sampler=Told())
     list(first)
@@ -379,7 +379,7 @@ def test_the_usual_loop_goes_on_within_its_epoch():
     assert len(list(again)) == 6
 
 
-def test_one_inside_a_strangers_batch_sampler_is_told_too():
+def test_set_epoch_reaches_a_sampler_inside_a_batch_sampler():
     class Pairs:
         def __init__(self, sampler):
             self.sampler = sampler
@@ -410,7 +410,7 @@ class Share(Shuffled):
 
 
 @pytest.mark.parametrize("make", [Share, lambda r: agnoload.DistributedSampler(Shuffled(), 2, r)])
-def test_c08_ranks_of_a_strangers_sampler_share_no_draw(make):
+def test_c08_ranks_of_a_user_defined_sampler_share_no_draw(make):
     class Draws(agnoload.Dataset):
         def __len__(self):
             return N
