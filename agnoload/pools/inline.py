@@ -1,4 +1,4 @@
-"""The pool that is no pool: requests are answered in the thread that asks."""
+"""The pool without workers: it answers requests in the thread that asks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agnoload.protocols import ClosableFetch
 
 
 class InlinePool:
-    """Keeps requests and answers the oldest one when it is asked for."""
+    """Keeps requests, and answers the oldest one when `receive` asks for it."""
 
     def __init__(self, fetch: ClosableFetch) -> None:
         self._fetch = fetch

@@ -407,20 +407,6 @@ def test_a_nested_loader_that_is_left_open_ends_with_its_worker() -> None:
     assert none_left()
 
 
-def test_a_dataset_may_start_processes_of_its_own() -> None:
-    import subprocess
-
-    class Runs:
-        def __len__(self) -> int:
-            return 2
-
-        def __getitem__(self, index: int) -> int:
-            return int(subprocess.run(["echo", str(index)], capture_output=True, check=True, timeout=120).stdout)
-
-    with DataLoader(Runs(), 1, num_workers=1) as loader:
-        assert [int(batch[0]) for batch in loader] == [0, 1]
-
-
 def test_a_death_is_seen_although_a_process_that_the_worker_forked_lives_on(tmp_path) -> None:
     class Forks:
         def __len__(self) -> int:

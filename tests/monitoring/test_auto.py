@@ -115,7 +115,9 @@ def test_processes_that_train_together_divide_the_cores(
         ({"LOCAL_WORLD_SIZE": "many"}, 1),
     ],
 )
-def test_who_trains_together_on_a_machine_is_told_by_the_environment(variables: dict[str, str], expected: int) -> None:
+def test_the_environment_says_how_many_processes_train_together_on_a_machine(
+    variables: dict[str, str], expected: int
+) -> None:
     assert local_world_size(variables) == expected
 
 

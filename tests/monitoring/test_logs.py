@@ -189,7 +189,7 @@ def test_a_warning_of_a_foreign_class_that_is_an_error_is_one_when_it_arrives() 
             through(lambda index: warnings.warn("old", Mine, stacklevel=1))
 
 
-def test_an_ignored_warning_is_not_heard() -> None:
+def test_an_ignored_warning_does_not_arrive() -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         warnings.filterwarnings("ignore", message="o.d")

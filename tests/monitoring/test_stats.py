@@ -65,7 +65,7 @@ def test_c59_an_idle_loop_learns_that_it_waits_and_what_to_do() -> None:
 
 
 @pytest.mark.slow
-def test_c59_a_loop_that_works_is_not_told_to_blame_the_loader() -> None:
+def test_c59_the_verdict_does_not_blame_the_loader_for_a_loop_that_works() -> None:
     with agnoload.DataLoader(Waiting(300), 10, num_workers=2) as loader:
         for _ in loader:
             time.sleep(0.05)  # the user's own work
@@ -90,7 +90,7 @@ def test_c59_the_record_cannot_be_changed_and_stays_as_it_was() -> None:
     assert loader.stats().batches == 2 * before.batches
 
 
-def test_c46_workers_are_said_not_to_help_where_rows_lie_in_memory() -> None:
+def test_c46_the_verdict_says_that_workers_do_not_help_where_rows_lie_in_memory() -> None:
     rows = np.zeros((200_000, 20), np.float32)
     with agnoload.DataLoader(agnoload.ArrayDataset(x=rows), 256, shuffle=True, num_workers=2, seed=0) as loader:
         for _ in loader.steps(400):
@@ -204,7 +204,7 @@ def test_what_iter_takes_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     assert stats.wait_p99 < 50.0
 
 
-def test_the_word_of_a_workers_death_is_no_work() -> None:
+def test_a_reply_about_a_death_counts_as_no_work() -> None:
     recorder = Recorder()
     ends = {0: 5.0}
     recorder.arrived(Reply(3, 0, error=agnoload.WorkerDied("gone", 0, 1, -9, 3, [3], 0)), ends)
@@ -212,7 +212,7 @@ def test_the_word_of_a_workers_death_is_no_work() -> None:
     assert ends == {0: 5.0}
 
 
-def test_bytes_are_those_of_the_arrays_wherever_they_stand() -> None:
+def test_bytes_are_those_of_the_arrays_wherever_they_lie() -> None:
     array = np.zeros((2, 3), np.int16)
     padded = agnoload.Padded(array, np.zeros(2, np.int64))
     assert size_of(array) == 12
@@ -244,7 +244,7 @@ def test_percentiles_forget_waits_beyond_the_last_ten_thousand() -> None:
     assert len(recorder._waits) == 10_000
 
 
-def test_what_is_noted_of_batches_is_summed_up_and_forgotten() -> None:
+def test_notes_of_batches_are_summed_up_and_dropped() -> None:
     recorder = Recorder()
     ends: dict[int, float] = {}
     for number in range(3 * Recorder.CHUNK + 5):

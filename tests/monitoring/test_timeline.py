@@ -84,7 +84,7 @@ def test_the_row_of_a_worker_is_one_thing_after_the_other(tmp_path: Path) -> Non
     assert steps == ["fetch", "collate", "encode"] * 20
 
 
-def test_what_is_loaded_without_workers_stands_inside_of_the_waiting(tmp_path: Path) -> None:
+def test_loading_without_workers_lies_within_the_waiting(tmp_path: Path) -> None:
     loader = agnoload.DataLoader(Pairs(), 2)
     with loader.trace(tmp_path / "trace.json"):
         list(loader)
@@ -130,7 +130,7 @@ def test_an_error_in_the_loop_still_leaves_its_trace(tmp_path: Path) -> None:
     assert loader._recorder._timelines == ()
 
 
-def test_a_place_that_cannot_be_written_is_told_before_the_loop_runs(tmp_path: Path) -> None:
+def test_a_path_that_cannot_be_written_is_an_error_before_the_loop_runs(tmp_path: Path) -> None:
     loader = agnoload.DataLoader(Pairs(), 10)
     with pytest.raises(FileNotFoundError), loader.trace(tmp_path / "nowhere" / "trace.json"):
         pytest.fail("the loop ran")

@@ -212,7 +212,7 @@ def test_an_empty_batch_is_a_batch(pool: Any, batch: Any) -> None:
     assert type(found) is type(batch)
 
 
-def test_the_batch_that_is_none_stays_the_one_that_it_is(pool: Any) -> None:
+def test_the_empty_batch_stays_the_same_object(pool: Any) -> None:
     assert answer(pool, lambda empty: EMPTY) is EMPTY
 
 
@@ -338,7 +338,7 @@ def test_closing_twice_is_fine_also_with_requests_under_way(kind: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS[1:])
-def test_a_worker_that_cannot_begin_says_why(kind: str) -> None:
+def test_a_worker_that_cannot_start_says_why(kind: str) -> None:
     def begin(worker: int) -> None:
         raise Unhappy("at the start", code=3)
 
@@ -352,7 +352,7 @@ def test_a_worker_that_cannot_begin_says_why(kind: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS[1:])
-def test_requests_that_have_an_owner_are_answered_by_it(kind: str) -> None:
+def test_an_owner_answers_its_requests(kind: str) -> None:
     pool = make(kind, Obey(), owned=True)
     wanted = {ask(pool, n, owner=n % 2).number: n % 2 for n in range(8)}
     replies = [pool.receive(60) for _ in range(8)]

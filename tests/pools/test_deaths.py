@@ -87,7 +87,7 @@ def test_c42_a_death_says_who_what_and_where_after_what_was_finished(how, said, 
     assert error.exitcode == {"SIGKILL": -9, "SIGSEGV": -11, "exit": 7}[how]
 
 
-def test_c42_a_crash_tells_the_python_stack(box) -> None:
+def test_c42_a_crash_shows_the_python_stack(box) -> None:
     _, error = until_death(DataLoader(Dies(sticks(box, 1), 3, "SIGSEGV"), 1, num_workers=1))
     (note,) = error.__notes__
     assert "Segmentation fault" in note
@@ -96,7 +96,7 @@ def test_c42_a_crash_tells_the_python_stack(box) -> None:
 
 
 @pytest.mark.parametrize("method", ["forkserver", "fork"])
-def test_c42_a_death_tells_how_much_memory_the_worker_had(method) -> None:
+def test_c42_a_death_says_how_much_memory_the_worker_had(method) -> None:
     class Grows:
         def __len__(self) -> int:
             return 1
@@ -125,7 +125,7 @@ def test_a_death_whose_exit_code_somebody_else_has_collected_says_so(method, cod
     assert ("collected its exit code" in str(error)) == (code is None)
 
 
-def test_c42_a_death_tells_of_kills_for_memory(box, monkeypatch) -> None:
+def test_c42_a_death_counts_out_of_memory_kills(box, monkeypatch) -> None:
     counts = iter([5, 7])
     monkeypatch.setattr(diagnose, "oom_kills", lambda: next(counts))
     _, error = until_death(DataLoader(Dies(sticks(box, 1)), 1, num_workers=1))

@@ -52,7 +52,7 @@ def pid_in(text: str) -> int:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_c44_a_timeout_tells_worker_indices_seconds_and_stack_and_ends_the_worker(method, gate) -> None:
+def test_c44_a_timeout_names_worker_indices_seconds_and_stack_and_ends_the_worker(method, gate) -> None:
     seconds = PATIENCE[method]
     loader = DataLoader(Gate(gate), 1, num_workers=2, timeout=seconds, multiprocessing_context=method)
     batches = iter(loader)

@@ -277,7 +277,7 @@ def test_fork_in_a_process_with_threads_warns_with_their_number() -> None:
             other.join()
 
 
-def test_a_worker_that_exits_at_the_start_is_told_as_what_it_is() -> None:
+def test_a_system_exit_at_the_start_of_a_worker_reaches_the_loop() -> None:
     def leave(worker: int) -> None:
         raise SystemExit(3)
 

@@ -433,7 +433,7 @@ def test_a_function_that_is_registered_while_threads_collate_is_used_from_then_o
         register_collate(tuple(kinds), None)
 
 
-def test_workers_can_be_told_of_loggers_while_other_threads_make_some(hasty):
+def test_log_settings_can_be_read_while_other_threads_make_loggers(hasty):
     names, begun, stop = [f"agnoload_test_{n}" for n in range(500)], threading.Event(), threading.Event()
 
     def make():
