@@ -6,6 +6,7 @@ It finds generators, long containers, caches, what cannot be pickled, and values
 from __future__ import annotations
 
 import functools
+import io
 import sys
 import types
 from collections import deque
@@ -21,7 +22,7 @@ LIMIT = 4096
 LONG = 256
 """A container with more entries holds samples, not parts of a dataset: only its first entry is visited."""
 
-_LEAVES = (str, bytes, int, float, complex, np.generic, types.ModuleType, types.CodeType, type(None))
+_LEAVES = (str, bytes, int, float, complex, np.generic, types.ModuleType, types.CodeType, type(None), io.IOBase)
 _LOADERS = ("agnoload.loader", "agnoload.iterator")
 """A loader within a dataset, and its iterator: they seed what they draw from by themselves."""
 _CONTAINERS = (dict, list, tuple, deque, set, frozenset)
