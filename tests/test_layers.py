@@ -15,7 +15,7 @@ BACKENDS = ROOT / "backends"
 
 LAYERS = [
     {"errors", "messages", "protocols", "worker_info"},
-    {"validate", "system", "memory", "inspect"},
+    {"validate", "system", "inspect"},
     {"backend"},
     {"seeding", "batching", "_types"},
     {"transport"},
