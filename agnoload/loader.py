@@ -175,7 +175,7 @@ class DataLoader(Generic[BatchT]):
         ahead = PLACED_AHEAD if self._device is not None else 0
         self._keeper = PoolKeeper(self._options, self._backend, ahead, self._journal.replay, self._say)
         self._keeper.prepare()
-        weakref.finalize(self, PoolKeeper.end, self._keeper)
+        weakref.finalize(self, self._keeper.kept.end)
 
     dataset = Option[Any]("The dataset.")
     batch_size = Option[int | None]("Samples a batch; None with a batch sampler or without batches.", "cut_size")

@@ -30,12 +30,56 @@ def window_of(options: Options, workers: int) -> int:
     return max(min(workers * options.prefetch, MOST_UNDER_WAY), 1)
 
 
-class PoolKeeper:
-    """Opens pools, and keeps one of worker processes between two iterators if workers are persistent.
+class KeptPools:
+    """Worker processes between two iterators. Threads may take and put back at once: no pool goes to two.
 
-    Threads may open and put back at once: no pool goes to two. It does not know its loader, so that a finalizer of the
-    loader can hold it. `ahead`: batches beyond the window whose slots are still in use while they are copied to a
-    device. `listen` gets the log records of workers, `say` gives a warning once.
+    Finalizers of the loader and of its iterators hold it, so it must not reach them: it knows no loader and no dataset,
+    for a dataset may hold its loader.
+    """
+
+    def __init__(self) -> None:
+        self._pools: list[ProcessPool] = []
+        self._over = False
+
+    def take(self) -> ProcessPool | None:
+        """A kept pool, unless it belongs to the process that this one was forked from."""
+        while self._pools:
+            with suppress(IndexError):  # another thread was quicker
+                pool = self._pools.pop()
+                if pool.is_ours:
+                    return pool
+        return None
+
+    def put(self, pool: ProcessPool) -> None:
+        """Keep a pool for the next iterator."""
+        if not pool.whole or any(kept.is_ours for kept in self._pools):
+            pool.close()
+            return
+        try:
+            pool.abandon()
+        except BaseException:
+            pool.close()
+            raise
+        self._pools.append(pool)
+        if self._over:  # the iterator dies after its loader, or together with it in a cycle
+            self.close()
+
+    def end(self) -> None:
+        """The loader is gone: nobody opens a pool any more."""
+        self._over = True
+        self.close()
+
+    def close(self) -> None:
+        """End the workers that are kept now."""
+        while (pool := self.take()) is not None:
+            pool.close()
+
+
+class PoolKeeper:
+    """Opens the pools of a loader, and keeps one of worker processes between two iterators if workers are persistent.
+
+    `ahead`: batches beyond the window whose slots are still in use while they are copied to a device. `listen` gets the
+    log records of workers, `say` gives a warning once.
     """
 
     def __init__(
@@ -51,8 +95,7 @@ class PoolKeeper:
         self._ahead = ahead
         self._listen = listen
         self._say = say
-        self._pools: list[ProcessPool] = []
-        self._over = False
+        self.kept = KeptPools()
         self._searched = False
         self.preload: Preload | None = None
         """What workers import; kept from epoch to epoch, so that the next server has it loaded."""
@@ -71,8 +114,8 @@ class PoolKeeper:
             return InlinePool(fetch), None
         if self._options.worker_type == "thread":
             return WatchedPool(self.start(fetch, workers), self._say), None
-        release = self.put if self._options.persistent_workers else None
-        if (pool := self._take()) is not None:
+        release = self.kept.put if self._options.persistent_workers else None
+        if (pool := self.kept.take()) is not None:
             if pool.reusable(fetch):
                 if pool.unseen is not None:
                     self._say(
@@ -115,40 +158,8 @@ class PoolKeeper:
         self.preload = pool.preload
         return pool
 
-    def _take(self) -> ProcessPool | None:
-        """A kept pool, unless it belongs to the process that this one was forked from."""
-        while self._pools:
-            with suppress(IndexError):  # another thread was quicker
-                pool = self._pools.pop()
-                if pool.is_ours:
-                    return pool
-        return None
-
-    def put(self, pool: ProcessPool) -> None:
-        """Keep a pool for the next iterator."""
-        if not pool.whole or any(kept.is_ours for kept in self._pools):
-            pool.close()
-            return
-        try:
-            pool.abandon()
-        except BaseException:
-            pool.close()
-            raise
-        self._pools.append(pool)
-        if self._over:  # the iterator dies after its loader, or together with it in a cycle
-            self._close_kept()
-
     def close(self) -> None:
         """End the kept workers, and the fork server if no other loader uses it."""
-        self._close_kept()
+        self.kept.close()
         release_server(self)
         self.preload = None
-
-    def end(self) -> None:
-        """The loader is gone: nobody opens a pool any more."""
-        self._over = True
-        self._close_kept()
-
-    def _close_kept(self) -> None:
-        while (pool := self._take()) is not None:
-            pool.close()

@@ -142,7 +142,7 @@ def test_kept_workers_live_on_after_a_samples_error() -> None:
         pids = []
         for _ in range(2):
             assert outcomes(iter(loader)) == [[0], OSError, [2], [3]]
-            pids.append(loader._keeper._pools[0].pids())
+            pids.append(loader._keeper.kept._pools[0].pids())
     assert pids[0] == pids[1]
 
 
@@ -228,7 +228,7 @@ def test_an_exception_out_of_a_signal_handler_ends_a_wait_and_nothing_else(pool,
     struck = threading.Event()
 
     def handler(*_: object) -> None:
-        if iterator._receiving and iterator._pool.waiting and not struck.is_set():
+        if iterator._supply._receiving and iterator._pool.waiting and not struck.is_set():
             struck.set()
             raise raised("mine")
 
@@ -298,7 +298,7 @@ def test_an_interrupt_that_costs_a_counted_batch_is_the_end(where, monkeypatch) 
     if where == "behind that":
         monkeypatch.setattr(batches, "_turn", Turn())
     else:
-        monkeypatch.setattr(batches._recorder, "delivered", interrupt)
+        monkeypatch.setattr(batches._account._recorder, "delivered", interrupt)
     with pytest.raises(KeyboardInterrupt):
         next(batches)
     monkeypatch.undo()

@@ -301,7 +301,7 @@ def test_each_mapping_is_locked_once_and_unlocked_while_its_pages_are_there(reco
             assert (batch == number + 1).all()
             address = batch.ctypes.data
             assert any(start <= address < start + size for start, size in recorder.locked.items())
-        arena = loader._keeper._pools[0].arena  # type: ignore[union-attr]
+        arena = loader._keeper.kept._pools[0].arena  # type: ignore[union-attr]
         assert arena.lent == 40
         assert len(recorder.locked) == 40
         before = arena.nbytes()
@@ -331,7 +331,7 @@ def test_a_slot_is_filled_again_only_when_the_device_has_passed_its_fence(record
             del batch
             if number == 30:
                 break
-        arena = loader._keeper._pools[0].arena  # type: ignore[union-attr]
+        arena = loader._keeper.kept._pools[0].arena  # type: ignore[union-attr]
         assert arena.lent == 0
         recorder.behind = False
         for fence in recorder.fences:

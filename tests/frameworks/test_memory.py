@@ -57,7 +57,7 @@ def test_tensors_lie_in_the_memory_of_the_batch(torch: Any, options: dict[str, A
         tensors = [leaf for batch in kept for leaf in (batch["x"], batch["pair"][0], batch["pair"][1][0])]
         assert [tensor.data_ptr() for tensor in tensors] == spy.addresses
         if options.get("worker_type") != "thread" and options["num_workers"]:
-            arena = loader._keeper._pools[0].arena
+            arena = loader._keeper.kept._pools[0].arena
             slots = [arena[number].mapping for number in range(1, arena._next)]
             for tensor in tensors:
                 assert sum(m.address <= tensor.data_ptr() < m.address + m.nbytes for m in slots) == 1
@@ -141,7 +141,7 @@ def test_c05_batches_that_are_kept_stay_and_their_slots_come_free_with_the_last_
     with DataLoader(Filled(), num_workers=2, persistent_workers=True, backend=backend) as loader:
         for way in WAYS[backend]:
             kept = [way(batch) for batch in loader]
-            arena = loader._keeper._pools[0].arena  # type: ignore[union-attr]
+            arena = loader._keeper.kept._pools[0].arena  # type: ignore[union-attr]
             assert arena.lent == 200
             for number, value in enumerate(kept):
                 assert all((np.asarray(leaf) == number).all() for leaf in leaves(value)), (way, number)

@@ -98,7 +98,7 @@ def test_a_collate_function_that_returns_tensors_is_used_as_it_is() -> None:
     with DataLoader(dataset, 8, collate_fn=stacked, num_workers=1, seed=0, persistent_workers=True) as loader:
         batches = list(loader)
         assert same(batches, alone)
-        arena = loader._keeper._pools[0].arena  # type: ignore[union-attr]
+        arena = loader._keeper.kept._pools[0].arena  # type: ignore[union-attr]
         assert arena.lent == 5  # a tensor of a worker's lies in its slot
         kept = [batch["first"] for batch in batches]
         del batches

@@ -65,12 +65,12 @@ def test_the_loader_is_afterwards_what_it_was(options: dict[str, Any]) -> None:
     with agnoload.DataLoader(range(20), **options) as loader:
         running = iter(loader)
         first = next(running)
-        state, stats, pools = loader.state_dict(), loader.stats(), loader._keeper._pools[:]
+        state, stats, pools = loader.state_dict(), loader.stats(), loader._keeper.kept._pools[:]
         drawn = generator.bit_generator.state
         loader.benchmark(0.05)
         assert loader.state_dict() == state
         assert loader.stats() == stats
-        assert loader._keeper._pools == pools
+        assert loader._keeper.kept._pools == pools
         assert generator.bit_generator.state == drawn
         rest = list(running)
     assert len(rest) == len(loader) - 1

@@ -257,7 +257,7 @@ def test_kept_workers_that_have_died_between_epochs_are_replaced() -> None:
         (again,) = {int(batch[0]) for batch in loader}
         assert again == pid
         os.kill(pid, signal.SIGKILL)
-        select.select([loader._keeper._pools[0]._crew.processes[0].sentinel], [], [])
+        select.select([loader._keeper.kept._pools[0]._crew.processes[0].sentinel], [], [])
         (other,) = {int(batch[0]) for batch in loader}
     assert other != pid
 
