@@ -1,6 +1,6 @@
 """Ragged fields of a batch in the forms that JAX's functions take; a field is what `agnoload.ragged_collate` has made.
 
-All work within `jit`. It compiles anew for each shape: `ragged_collate(multiple_of=...)` keeps them few.
+All work within `jit`. It compiles again for each shape: `ragged_collate(multiple_of=...)` keeps them few.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import agnoload
 
 
 class Waves(agnoload.Dataset):
-    """Spectra of noisy sines of one of eight frequencies, which is what shall be told."""
+    """Spectra of noisy sines of one of eight frequencies, which the network learns to tell apart."""
 
     def __len__(self) -> int:
         return 2000

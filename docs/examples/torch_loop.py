@@ -13,7 +13,7 @@ import agnoload
 
 
 class Waves(agnoload.Dataset):
-    """Noisy sines of one of eight frequencies, which is what shall be told."""
+    """Noisy sines of one of eight frequencies, which the network learns to tell apart."""
 
     def __len__(self) -> int:
         return 2000
