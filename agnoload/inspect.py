@@ -209,8 +209,8 @@ def plain_values(roots: Mapping[str, Any]) -> Values:
             names = _names(thing.__code__)
             for holder in (sys.modules.get(thing.__module__), *map(thing.__globals__.get, names)):
                 found |= _plain_values_of(holder, names)
-        elif issubclass(type(thing), type):
-            for base in thing.__mro__:
+        else:  # the classes of objects; one that code merely names is looked at for the names in that code
+            for base in type(thing).__mro__:
                 found |= _plain_values_of(base, vars(base))
     return found
 

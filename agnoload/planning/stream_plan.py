@@ -21,6 +21,11 @@ from agnoload.planning.state import EpochPosition, Kind, StreamPosition, fitted
 from agnoload.streams import first_states, length_or_none, split_of
 from agnoload.streams.layout import Layout, layout_of
 
+SPLIT_IN_SOME = (
+    "the stream splits itself in some workers and not in others, or not from its start: ask get_worker_info() in all "
+    "of them, before the first sample, or in none"
+)
+
 
 @dataclass(slots=True)
 class _Lane:
@@ -238,10 +243,7 @@ class StreamPlan(Plan):
         if report.self_sharded and self._kind == "stream":
             self._divide()
         elif report.self_sharded != (self._kind == "workers"):
-            raise AgnoloadError(
-                "the stream splits itself in some workers and not in others: ask get_worker_info() in all of them, "
-                "before the first sample, or in none"
-            )
+            raise AgnoloadError(SPLIT_IN_SOME)
         self._advance(self._queue_of(entry))
 
     def _queue_of(self, entry: _Entry) -> deque[_Entry]:
@@ -251,7 +253,7 @@ class StreamPlan(Plan):
         """The stream turns out to split itself: every worker has a lane of its own."""
         entries = self._queues.pop(0)
         if any(entry.concluded for entry in entries) or self._lanes[0].count:
-            raise AgnoloadError("the stream splits itself over the workers, but has not done so from its start")
+            raise AgnoloadError(SPLIT_IN_SOME)
         asked, workers = self._lanes[0].asked, self._shape.workers
         self._kind = "workers"
         self._lanes = [_Lane(asked=len(range(worker, asked, workers))) for worker in range(workers)]

@@ -278,17 +278,21 @@ def test_a_stopped_fork_server_delays_neither_a_timeout_nor_close() -> None:
     next(batches)
     server, begin = preload._current, pool._start
     assert server is not None
+    servers = {server._process.pid, pool._crew._server._process.pid}  # a template, where frameworks are loaded
 
     def stopped(worker: int) -> None:
-        os.kill(server._process.pid, signal.SIGSTOP)
+        for pid in servers:
+            os.kill(pid, signal.SIGSTOP)
         begin(worker)
 
     pool._start = stopped
     os.kill(pool.pids()[0], signal.SIGKILL)
-    with pytest.raises(agnoload.WorkerTimeout, match=r"worker 0 .*: its process has not started yet"):
-        list(batches)
-    loader.close()
-    server.stop()
+    try:
+        with pytest.raises(agnoload.WorkerTimeout, match=r"worker 0 .*: its process has not started yet"):
+            list(batches)
+        loader.close()
+    finally:
+        server.stop()
     assert server._process.returncode == -signal.SIGKILL
 
 
