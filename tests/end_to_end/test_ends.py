@@ -11,6 +11,8 @@ import sys
 import threading
 import time
 import weakref
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import psutil
@@ -252,11 +254,9 @@ def test_closing_from_another_thread_wakes_the_one_that_waits(kind, persistent, 
         open(gates[1], "w").close()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("persistent", [False, True])
-def test_closing_in_a_signal_handler_ends_the_wait_that_it_interrupts(persistent, gate) -> None:
-    loader = DataLoader(Sleeps(gate, at=1), 1, num_workers=1, persistent_workers=persistent)
-    before = signal.signal(signal.SIGUSR1, lambda *_: loader.close())
+def interrupted(loader: DataLoader, gate: str, handler: Callable[..., object], raised: type[Exception]) -> Any:
+    """An iterator whose wait for the second batch a signal handler has interrupted, so that `next` raised an error."""
+    before = signal.signal(signal.SIGUSR1, handler)
     try:
         batches = iter(loader)
         next(batches)
@@ -265,12 +265,21 @@ def test_closing_in_a_signal_handler_ends_the_wait_that_it_interrupts(persistent
         assert main is not None
         timer = threading.Timer(0.3, signal.pthread_kill, (main, signal.SIGUSR1))
         timer.start()
-        with pytest.raises(LoaderClosed):
+        with pytest.raises(raised):
             next(batches)
         timer.join()
-        assert workers() == []
+        return batches
     finally:
         signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("persistent", [False, True])
+def test_closing_in_a_signal_handler_ends_the_wait_that_it_interrupts(persistent, gate) -> None:
+    loader = DataLoader(Sleeps(gate, at=1), 1, num_workers=1, persistent_workers=persistent)
+    batches = interrupted(loader, gate, lambda *_: loader.close(), LoaderClosed)
+    assert workers() == []
+    del batches
 
 
 def test_a_signal_handler_that_raises_ends_the_wait_and_nothing_else(gate) -> None:
@@ -281,21 +290,9 @@ def test_a_signal_handler_that_raises_ends_the_wait_and_nothing_else(gate) -> No
         raise Enough
 
     loader = DataLoader(Sleeps(gate, at=1), 1, num_workers=1)
-    before = signal.signal(signal.SIGUSR1, handler)
-    try:
-        batches = iter(loader)
-        next(batches)
-        begun(gate)
-        main = threading.main_thread().ident
-        assert main is not None
-        timer = threading.Timer(0.3, signal.pthread_kill, (main, signal.SIGUSR1))
-        timer.start()
-        with pytest.raises(Enough):
-            next(batches)
-        timer.join()
-        assert len(workers()) == 1
-    finally:
-        signal.signal(signal.SIGUSR1, before)
+    batches = interrupted(loader, gate, handler, Enough)
+    assert len(workers()) == 1
+    assert iter(batches) is batches  # kept until here: its workers end with it
     loader.close()
     assert workers() == []
 
