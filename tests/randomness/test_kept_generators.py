@@ -12,6 +12,7 @@ import pytest
 
 import agnoload
 from agnoload import AgnoloadWarning, DataLoader
+from agnoload.inspect import walk_objects
 
 
 def draw(generator):
@@ -169,6 +170,19 @@ def test_a_global_variable_too():
 
 
 @pytest.mark.slow
+def test_a_large_package_behind_the_dataset_is_not_searched_through():
+    """A framework's functions lead to thousands of others; what the dataset itself keeps is found all the same."""
+    scope = {"rng": np.random.default_rng(0)}
+    for number in range(2000):
+        exec(f"def f{number}(): return f{number + 1}(), rng", scope)
+    data = Keeps(None)
+    data.function, data.parts = scope["f0"], [[[np.random.default_rng(1)]]]
+    paths = [path for path, *_ in walk_objects({"dataset": data})]
+    assert len(paths) < 1500
+    assert "dataset.parts[0][0][0]" in paths
+    assert "dataset.function.rng" in paths
+
+
 def test_a_stream_may_keep_one():
     class Stream(agnoload.IterableDataset):
         def __init__(self):
