@@ -28,13 +28,6 @@ LAYERS = [
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 
-TO_GO = {
-    ("streams.base", "streams.group"),
-    ("streams.base", "streams.ranks"),
-    ("streams.base", "streams.shuffle"),
-}
-"""Imports against the rules below that are still there; each must exist, so that this list can only get shorter."""
-
 FRAMEWORKS = re.compile(r"\b(torch|jax|jaxlib|flax|cupy|tensorflow|mlx)\b")
 
 
@@ -83,7 +76,7 @@ def test_every_module_has_a_layer(module: str) -> None:
 
 
 def wanted(module: str) -> set[str]:
-    return {m for m in imported_modules(MODULES[module]) if (module[9:], m[9:]) not in TO_GO} - {module}
+    return imported_modules(MODULES[module]) - {module}
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -94,12 +87,6 @@ def test_no_module_imports_one_above_it(module: str) -> None:
 def test_planning_and_fetching_do_not_know_each_other() -> None:
     rooms = {"planning", "fetching"}
     assert [(m, w) for m in MODULES for w in wanted(m) if {place(m), place(w)} == rooms] == []
-
-
-def test_each_import_that_is_to_go_is_still_there() -> None:
-    assert [
-        edge for edge in TO_GO if f"agnoload.{edge[1]}" not in imported_modules(MODULES[f"agnoload.{edge[0]}"])
-    ] == []
 
 
 def test_the_design_page_lists_the_layers_as_they_are() -> None:
