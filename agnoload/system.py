@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import mmap
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -66,7 +65,7 @@ def physical_memory() -> int | None:
 def memory_limit(root: Path = ROOT) -> int | None:
     """Bytes that the control group and its parents allow; None without a limit."""
     limits = []
-    for folder in _groups(root, "memory"):
+    for folder in control_groups(root, "memory"):
         for name in ("memory.max", "memory.limit_in_bytes"):
             with contextlib.suppress(OSError, ValueError):
                 limits.append(int((folder / name).read_text()))
@@ -74,7 +73,7 @@ def memory_limit(root: Path = ROOT) -> int | None:
 
 
 def _quotas(root: Path) -> Iterator[float]:
-    for folder in _groups(root, "cpu"):
+    for folder in control_groups(root, "cpu"):
         with contextlib.suppress(OSError, ValueError):
             quota, period = (folder / "cpu.max").read_text().split()
             if quota != "max":
@@ -85,7 +84,7 @@ def _quotas(root: Path) -> Iterator[float]:
                 yield quota_us / int((folder / "cpu.cfs_period_us").read_text())
 
 
-def _groups(root: Path, controller: str) -> Iterator[Path]:
+def control_groups(root: Path, controller: str) -> Iterator[Path]:
     """The folders of this process's control groups, and of their parents, for one controller."""
     with contextlib.suppress(OSError, ValueError):
         for line in (root / "proc/self/cgroup").read_text().splitlines():
@@ -95,13 +94,6 @@ def _groups(root: Path, controller: str) -> Iterator[Path]:
             base = root / "sys/fs/cgroup" / (controller if controllers else "")
             folder = base / group.lstrip("/")
             yield from (folder, *(above for above in folder.parents if above.is_relative_to(base)))
-
-
-def resident() -> int:
-    """This process's resident memory in bytes; 0 where the system does not report it."""
-    with contextlib.suppress(OSError):
-        return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
-    return 0
 
 
 def available_methods() -> list[str]:
