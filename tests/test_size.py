@@ -19,7 +19,7 @@ BUDGETS = {
     "fetching": 1280,
     "monitoring": 720,
     "planning": 1620,
-    "pools": 2770,
+    "pools": 2580,
     "samplers": 2030,
     "streams": 2240,
     "testing": 1000,
