@@ -31,7 +31,7 @@ def lent(arena: Arena, nbytes: int = 4096, fill: int = 7) -> tuple[int, np.ndarr
     slot = arena.acquire()
     array = slot.empty((nbytes,), np.uint8)
     array[:] = fill
-    return slot.number, np.ndarray((nbytes,), np.uint8, arena.lend(slot, nbytes).array())
+    return slot.number, np.ndarray((nbytes,), np.uint8, np.asarray(arena.lend(slot, nbytes)))
 
 
 # ------------------------------------------------------------------------------------------------ leases
@@ -88,7 +88,7 @@ def test_a_slot_returns_when_its_last_view_dies(arena: Arena, view: str) -> None
 
 def test_two_arrays_of_a_slot_hold_it_until_both_are_gone(arena: Arena) -> None:
     slot = arena.acquire()
-    memory = arena.lend(slot, 128).array()
+    memory = np.asarray(arena.lend(slot, 128))
     first, second = np.ndarray((64,), np.uint8, memory), np.ndarray((64,), np.uint8, memory, 64)
     del memory, first
     assert arena.lent == 1
