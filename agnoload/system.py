@@ -73,14 +73,14 @@ def physical_memory() -> int | None:
 def memory_limit(root: Path = ROOT) -> int | None:
     """Bytes that the control group and its parents allow; None without a limit."""
     limits = []
-    for folder in controlcontrol_groups(root, "memory"):
+    for folder in control_groups(root, "memory"):
         for name in ("memory.max", "memory.limit_in_bytes"):
             with contextlib.suppress(OSError, ValueError):
                 limits.append(int((folder / name).read_text()))
     return min((limit for limit in limits if limit < 1 << 60), default=None)
 
 
-def controlcontrol_groups(root: Path, controller: str) -> Iterator[Path]:
+def control_groups(root: Path, controller: str) -> Iterator[Path]:
     """The folders of this process's control groups, and of their parents, for one controller."""
     with contextlib.suppress(OSError, ValueError):
         for line in (root / "proc/self/cgroup").read_text().splitlines():
