@@ -53,7 +53,11 @@ def check_resume(make_loader: Callable[..., DataLoader[Any]]) -> None:
             runs.append(_unbroken(make, workers[1], whole.states[0]))
             _compare_runs(whole, runs[1], f"with {workers[1]} workers instead of {workers[0]}")
         for k in range(len(whole.states)):
-            _resume_at(make, workers[k % len(workers)], runs[k % len(runs)], k)
+            # What follows is that of the run that the state is of: out of order, others had other batches left.
+            number, run = workers[k % len(workers)], runs[k % len(runs)]
+            where = f"after a stop at batch {k} of {len(run.epochs[0])}, with {number} workers"
+            with _open(make, number, run.states[k], where) as loader:
+                run.compare(loader, k, where)
         _chain(make, workers, whole)
 
 
@@ -148,13 +152,6 @@ def _compare_runs(whole: _Run, run: _Run, where: str) -> None:
         for k, (one, other) in enumerate(zip(run.states, whole.states, strict=True)):
             text = f"the state after {number_of(k, 'batch')} must not depend on the workers: {one}, and {other}"
             require(one == other, text)
-
-
-def _resume_at(make: _Make, workers: int, run: _Run, k: int) -> None:
-    """Compare with what followed in the run that the state is of: out of order, others had other batches left."""
-    where = f"after a stop at batch {k} of {len(run.epochs[0])}, with {workers} workers"
-    with _open(make, workers, run.states[k], where) as loader:
-        run.compare(loader, k, where)
 
 
 def _chain(make: _Make, workers: tuple[int, ...], whole: _Run) -> None:
