@@ -13,8 +13,8 @@ CORE = Path(__file__).parents[1] / "agnoload"
 
 BUDGETS = {
     "top": 3160,
-    "backend": 520,
-    "batching": 1540,
+    "backend": 452,
+    "batching": 1471,
     "datasets": 1180,
     "fetching": 1280,
     "monitoring": 720,
