@@ -21,7 +21,7 @@ BUDGETS = {
     "planning": 1620,
     "pools": 2770,
     "samplers": 2030,
-    "streams": 2440,
+    "streams": 2240,
     "testing": 1000,
     "transport": 1860,
 }

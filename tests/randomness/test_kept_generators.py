@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import agnoload
 from agnoload import AgnoloadWarning, DataLoader
+from agnoload.inspect import walk_objects
 
 
 def draw(generator):
@@ -140,6 +141,19 @@ def test_c06_whatever_kind_it_is_and_wherever_it_lies_it_never_repeats_and_worke
 
 
 @pytest.mark.slow
+def test_a_large_package_behind_the_dataset_is_not_searched_through():
+    """A framework's functions lead to thousands of others; what the dataset itself keeps is found all the same."""
+    scope = {"rng": np.random.default_rng(0)}
+    for number in range(2000):
+        exec(f"def f{number}(): return f{number + 1}(), rng", scope)
+    data = Keeps(None)
+    data.function, data.parts = scope["f0"], [[[np.random.default_rng(1)]]]
+    paths = [path for path, *_ in walk_objects({"dataset": data})]
+    assert len(paths) < 1500
+    assert "dataset.parts[0][0][0]" in paths
+    assert "dataset.function.rng" in paths
+
+
 def test_a_stream_may_keep_one():
     class Stream(agnoload.IterableDataset):
         def __init__(self):
