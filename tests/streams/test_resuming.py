@@ -140,10 +140,14 @@ def test_a_stream_resumes_at_every_batch_with_any_number_of_threads(kit, name):
     check_resume(
         lambda num_workers=0: DataLoader(STREAMS[name](kit), 3, seed=1, num_workers=num_workers, worker_type="thread")
     )
-    iterator = open_stream(STREAMS[name](kit), OpenOptions(size=2))
+
+
+def test_what_has_ended_stays_ended(kit):
     with seeding.use(SampleContext(Rewinder())):
-        assert list(iterator)
-        assert [next(iterator, None) for _ in range(20)] == [None] * 20, "what has ended stays ended"
+        for stream in (*(make(kit) for make in STREAMS.values()), *(make(kit, 3) for make in SOURCES.values())):
+            iterator = open_stream(stream, OpenOptions(size=2))
+            assert list(iterator)
+            assert [next(iterator, None) for _ in range(20)] == [None] * 20, stream
 
 
 @pytest.mark.slow
