@@ -469,7 +469,11 @@ def test_a_long_container_is_known_by_its_identity_its_length_and_some_of_its_en
     data.options["stage"] = 1
     assert digest(data, parts) != before
     data.options.clear()
-    data.transform = kind(["other entries", *data.transform][:100_000])
-    assert digest(data, parts) != before
-    data.transform = kind([*data.transform][::-1])
+    first = data.transform  # kept alive, so that no other has its identity
+    entries = [*first]
+    entries[70_000] = "another entry, which is not looked at"
+    for changed in (["other entries", *entries][:100_000], entries, entries[:-1]):
+        data.transform = kind(changed)
+        assert digest(data, parts) != before
+    data.transform = kind([*first][::-1])
     assert digest(data, parts) != before
