@@ -366,16 +366,21 @@ def test_a_frozen_exception_outside_of_a_sample_is_itself() -> None:
         assert (caught.value.code, caught.value.detail) == (3, "x")
 
 
-def test_a_class_defined_in_a_function_is_itself_in_batches_and_errors() -> None:
+def test_a_class_defined_in_a_function_is_itself_in_batches_and_errors_and_stays_as_it_is_here() -> None:
     class Local(Exception):
-        pass
+        changed = False
 
-    dataset = Raises(lambda: Local("here"))
-    with DataLoader(dataset, 4, collate_fn=lambda samples: list(map(Local, samples)), num_workers=2) as loader:
+    def made() -> Exception:
+        Local.changed = True  # in the worker
+        return Local("here")
+
+    options: Any = {"num_workers": 2, "collate_fn": lambda samples: list(map(Local, samples))}
+    with DataLoader(Raises(made), 4, **options) as loader:
         batches = iter(loader)
         assert [(type(item), item.args) for item in next(batches)] == [(Local, (n,)) for n in range(4)]
         with pytest.raises(Local, match="here"):
             next(batches)
+    assert not Local.changed
 
 
 def test_under_fork_a_class_defined_in_a_function_comes_as_a_copy() -> None:
