@@ -46,7 +46,15 @@ def affine_cores() -> int:
 
 def quota_cores(root: Path = ROOT) -> float | None:
     """The cores' worth of time that the control group and its parents allow; None without a limit."""
-    return min(_quotas(root), default=None)
+    quotas: list[float] = []
+    for folder in control_groups(root, "cpu"):
+        with contextlib.suppress(OSError, ValueError):  # "max" is no number
+            quota, period = (folder / "cpu.max").read_text().split()
+            quotas.append(int(quota) / int(period))
+        with contextlib.suppress(OSError, ValueError):  # version 1, where -1 is no limit
+            quota, period = ((folder / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+            quotas.append(int(quota) / int(period))
+    return min((quota for quota in quotas if quota > 0), default=None)
 
 
 def usable_memory(root: Path = ROOT) -> int:
@@ -70,18 +78,6 @@ def memory_limit(root: Path = ROOT) -> int | None:
             with contextlib.suppress(OSError, ValueError):
                 limits.append(int((folder / name).read_text()))
     return min((limit for limit in limits if limit < 1 << 60), default=None)
-
-
-def _quotas(root: Path) -> Iterator[float]:
-    for folder in control_groups(root, "cpu"):
-        with contextlib.suppress(OSError, ValueError):
-            quota, period = (folder / "cpu.max").read_text().split()
-            if quota != "max":
-                yield int(quota) / int(period)
-        with contextlib.suppress(OSError, ValueError):
-            quota_us = int((folder / "cpu.cfs_quota_us").read_text())
-            if quota_us > 0:
-                yield quota_us / int((folder / "cpu.cfs_period_us").read_text())
 
 
 def control_groups(root: Path, controller: str) -> Iterator[Path]:
@@ -170,9 +166,6 @@ def _say(rank: int, world: int, source: str) -> None:
     logging.getLogger("agnoload").info("this process is rank %d of %d, from %s", rank, world, source)
 
 
-LOCAL_VARIABLES = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE")
-
-
 def local_world_size(environ: Mapping[str, str] | None = None) -> int:
     """How many processes that train together share this machine, as torchrun and Open MPI report; else 1.
 
@@ -180,7 +173,7 @@ def local_world_size(environ: Mapping[str, str] | None = None) -> int:
     8
     """
     found = os.environ if environ is None else environ
-    size = next((found[name] for name in LOCAL_VARIABLES if found.get(name)), "1")
+    size = found.get("LOCAL_WORLD_SIZE") or found.get("OMPI_COMM_WORLD_LOCAL_SIZE") or "1"
     return max(1, int(size)) if size.isdecimal() else 1
 
 

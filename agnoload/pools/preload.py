@@ -39,7 +39,7 @@ class Preload:
     def __init__(self, around: ImportEnvironment, where: bytes) -> None:
         self.where = where
         self._around = around
-        self._backends = [(plugin.framework, plugin.target.partition(":")[0]) for plugin in registry.plugin_table()]
+        self._backends = [(plugin.framework, plugin.module) for plugin in registry.loaded().table]
         self._wanted: dict[str, None] = {}
         self._tried: dict[str, None] = {}
         self._server: ForkServer | None = None
