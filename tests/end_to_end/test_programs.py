@@ -90,8 +90,8 @@ held = crew.interrupts_held
 
 @contextlib.contextmanager
 def interrupted():
-    with held():
-        yield
+    with held() as blocked:
+        yield blocked
         os.killpg(0, signal.SIGINT)  # the new process has just been started
 
 crew.interrupts_held = interrupted
