@@ -64,10 +64,8 @@ def _listed(sampler: Iterable[Any]) -> list[Any]:
 
 def _check_items(sampler: Any, items: list[Any], epoch: int) -> None:
     if hasattr(sampler, "__len__"):
-        require(
-            len(sampler) == len(items),
-            f"len is {len(sampler)}, but {number_of(len(items), 'item')} came in epoch {epoch}",
-        )
+        text = f"len is {len(sampler)}, but {number_of(len(items), 'item')} came in epoch {epoch}"
+        require(len(sampler) == len(items), text)
     for place, item in enumerate(items):
         keys = item if isinstance(item, list) else [item]
         odd = next((key for key in keys if type(key) is not int), None)
