@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from agnoload.batching.tree import Node, map_leaves, path_text, register_node, walk
 
-
 few = settings(max_examples=40)
 
 
