@@ -24,12 +24,10 @@ from agnoload.messages import Reply, Request, request_numbers
 from agnoload.planning.plan import OrderedPlan, Plan
 from agnoload.planning.state import EpochPosition, SamplerPosition
 from agnoload.protocols import Stateful
-from agnoload.samplers.base import SeededSampler
+from agnoload.samplers.base import SeededSampler, loader_epoch, parts_of, pop_epoch
 from agnoload.samplers.order import BLOCK
 from agnoload.streams import go_back
 
-DEPTH = 8
-"""How many samplers within each other are looked at."""
 _END = object()
 _DRAWS_NOTHING = (list, tuple, range, np.ndarray)
 
@@ -39,7 +37,10 @@ class UserSampler:
 
     def __init__(self, sampler: Any) -> None:
         self.sampler = sampler
-        self.parts = list(_chain(sampler))
+        self.parts = parts_of(sampler)
+        users = [part for part in self.parts if not isinstance(part, SeededSampler)]
+        self._settable = next((part for part in users if callable(getattr(part, "set_epoch", None))), None)
+        """The first user-defined one that has `set_epoch`."""
         self._shown = 0
         """The epoch that it showed when we set one."""
         self._started: list[tuple[Plan, Any]] = []
@@ -65,32 +66,19 @@ class UserSampler:
 
     # ------------------------------------------------------------------------------------------------ its epoch
 
-    def set_epoch(self, seed: int, epoch: int) -> None:
-        """An epoch begins, on the loader's seed for its order."""
-        for part in self.parts:
-            if isinstance(part, SeededSampler):
-                part.lend_seed(seed)
-        for part in self.parts:
-            if callable(getattr(part, "set_epoch", None)):
-                part.set_epoch(epoch)
-                break
+    def set_epoch(self, epoch: int) -> None:
+        """An epoch begins."""
+        if self._settable is not None:
+            self._settable.set_epoch(epoch)
         self.pop_epoch()
 
     def pop_epoch(self) -> int | None:
         """The epoch that the user has set on it since the last call; None if none."""
-        before, self._shown = self._shown, self._epoch_shown()
-        for part in self.parts:
-            if isinstance(part, SeededSampler) and (asked := part.pop_epoch()) is not None:
-                return asked
-        return None if self._shown == before else self._shown
-
-    def _epoch_shown(self) -> int:
-        """The `epoch` attribute of the first user-defined sampler that has `set_epoch`."""
-        for part in self.parts:
-            if callable(getattr(part, "set_epoch", None)) and not isinstance(part, SeededSampler):
-                epoch = getattr(part, "epoch", None)
-                return epoch if type(epoch) is int and epoch >= 0 else self._shown
-        return self._shown
+        before, shown = self._shown, getattr(self._settable, "epoch", None)
+        if type(shown) is int and shown >= 0:
+            self._shown = shown
+        asked = pop_epoch(self.sampler)
+        return self._shown if asked is None and self._shown != before else asked
 
     # ------------------------------------------------------------------------------------------------ its own state
 
@@ -110,15 +98,6 @@ class UserSampler:
         self._started = [started for started in self._started if not started[0].delivered_all]
         with suppress(Exception):  # it has no state before it is iterated
             self._started.append((plan, copy.deepcopy(holder.state_dict())))
-
-
-def _chain(sampler: Any) -> Iterator[Any]:
-    for _ in range(DEPTH):
-        yield sampler
-        inner = getattr(sampler, "sampler", None)
-        sampler = getattr(sampler, "batch_sampler", None) if inner is None else inner
-        if not hasattr(sampler, "__iter__"):
-            return
 
 
 class UserSamplerPlan(OrderedPlan):
@@ -146,9 +125,11 @@ class UserSamplerPlan(OrderedPlan):
         self._end_position: SamplerPosition | None = None
         plain = type(user.sampler) in _DRAWS_NOTHING
         self._private = None if plain else IsolatedGlobalRng(start.seeds.order, start.epoch)
+        self._lent = start.seeds.order, start.epoch
         super().__init__(start, 0 if batched else -(-start.position // (batch_size or 1)))
 
     def _pull(self) -> Request | None:
+        token = loader_epoch.set(self._lent)
         try:
             with self._private or nullcontext():
                 request = super()._pull()
@@ -158,6 +139,7 @@ class UserSamplerPlan(OrderedPlan):
         except GeneratorExit as error:
             raise SampleStopped("GeneratorExit was raised by the sampler: it is not the end of the data") from error
         finally:
+            loader_epoch.reset(token)
             if self._private is not None:
                 self._private.restore()
 
@@ -227,7 +209,7 @@ class UserSamplerPlan(OrderedPlan):
             user.start(self, holder)
         if at_end and holder is not None:
             go_back(holder, state)
-        user.set_epoch(self.start.seeds.order, self.epoch)
+        user.set_epoch(self.epoch)
         if holder is not None and position and own:
             go_back(holder, state)
         iterator: Iterator[Any] = iter(user.sampler)
@@ -244,7 +226,7 @@ class UserSamplerPlan(OrderedPlan):
         if at_end:
             for first in iterator:
                 return chain([first], iterator)
-            user.set_epoch(self.start.seeds.order, self.epoch)
+            user.set_epoch(self.epoch)
             return iter(user.sampler)
         return iterator
 
