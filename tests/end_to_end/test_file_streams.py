@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import collections
 import datetime
-import functools
 import gzip
-import io
 import json
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import agnoload
-from agnoload import CollateError, DataLoader, FileStream, OptionError, read_jsonl, read_lines, read_parquet, read_tar
+from agnoload import CollateError, DataLoader, FileStream, OptionError, read_jsonl, read_lines, read_parquet
 from agnoload.testing import check_resume
 
 
@@ -181,18 +178,6 @@ def test_packed_files_resume_exactly_in_processes(tmp_path):
     check_resume(lambda num_workers: DataLoader(rows, 3, num_workers=num_workers))
 
 
-@settings(max_examples=20)
-@given(n=st.integers(0, 30))
-def test_take_ends_after_the_first_samples_of_the_merged_stream(n):
-    stream = Documents().map(len)
-    assert list(stream.take(n)) == list(stream)[:n]
-    with DataLoader(stream.take(n), 100, num_workers=2, worker_type="thread") as loader:
-        assert [length for batch in loader for length in batch.tolist()] == list(stream)[:n]
-    assert len(Count(5).take(n)) == min(n, 5)
-    with pytest.raises(TypeError, match="length is not known"):
-        len(stream.take(n))
-
-
 def test_batches_are_lists_that_can_be_collated_in_the_stream():
     stream = Count(5).map(float).batch(2)
     assert list(stream) == [[0.0, 1.0], [2.0, 3.0], [4.0]]
@@ -201,60 +186,7 @@ def test_batches_are_lists_that_can_be_collated_in_the_stream():
         assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3], [4]]
 
 
-def test_packed_rows_hold_every_token_once_in_pieces_that_are_numbered():
-    """Against the plainest way there is: all tokens of a lane in one line, cut."""
-    stream = Documents()
-    found = list(stream.pack(5, value=-1))
-    wanted = []
-    for lane in range(3):
-        pairs = [
-            (token, number, place)
-            for number, tokens in enumerate(t for shard in range(lane, 5, 3) for t in stream.shard(shard))
-            for place, token in enumerate(tokens.tolist())
-        ]
-        wanted += [pairs[start : start + 5] for start in range(0, len(pairs), 5)]
-    for row, pairs in zip(found, wanted, strict=True):
-        tokens, sequences, _ = map(list, zip(*pairs, strict=True))
-        missing = 5 - len(pairs)
-        segments = [1 + sorted(set(sequences)).index(sequence) for sequence in sequences]
-        positions = [segments[:place].count(segment) for place, segment in enumerate(segments)]
-        assert row["tokens"].tolist() == tokens + [-1] * missing
-        assert row["segment_ids"].tolist() == segments + [0] * missing
-        assert row["positions"].tolist() == positions + [0] * missing
-        assert [array.dtype for array in row.values()] == [np.int32] * 3
-
-
-def test_what_is_no_sequence_of_token_ids_is_refused():
-    with pytest.raises(OptionError, match=r"token ids.*key=.*got list \(shape \(1,\), dtype float64\)"):
-        list(agnoload.ChainDataset([iter([[0.5]])]).pack(4))
-
-
-# -- tar and Parquet
-
-
-def tar(path: Path, *names: str) -> Path:
-    with tarfile.open(path, "w") as archive:
-        for name in names:
-            archive.addfile(tarfile.TarInfo(name), io.BytesIO())
-    return path
-
-
-def test_a_tar_that_holds_a_sample_in_two_places_is_refused(tmp_path):
-    path = tar(tmp_path / "a.tar", "0.jpg", "1.jpg", "0.txt", "1.txt")
-    with pytest.raises(OptionError, match=r"0.txt is at byte 1024, away from the others of '0' at byte 0.*--sort"):
-        list(read_tar(path))
-    samples = read_tar(path, start=1)
-    with pytest.raises(OptionError, match=r"0\.txt is at byte 1024"):
-        list(samples)
-
-
-def test_names_with_dots_are_cut_at_the_last_one(tmp_path):
-    path = tar(tmp_path / "a.tar", "x.y/img_0.10.png", "x.y/img_0.10.cls", "x.y/img_0.11.png", ".hidden.png", "plain")
-    samples = list(FileStream(path, functools.partial(read_tar, dot="last")))
-    assert [list(sample) for sample in samples] == [["__key__", "png", "cls"], ["__key__", "png"], ["__key__", ""]]
-    assert [sample["__key__"] for sample in samples] == ["x.y/img_0.10", "x.y/img_0.11", "plain"]
-    with pytest.raises(OptionError, match="dot must be"):
-        list(read_tar(path, dot="middle"))
+# -- Parquet
 
 
 def test_time_stamps_of_parquet_with_a_zone_are_batched_in_utc(tmp_path):

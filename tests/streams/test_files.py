@@ -338,6 +338,8 @@ def test_a_tar_whose_samples_cannot_be_told_apart_is_an_error_that_names_the_fil
         with pytest.raises(OptionError, match=words) as caught:
             list(FileStream(tmp_path / "a.tar", read_tar))
         assert f"record {record} of" in caught.value.__notes__[0]
+        with pytest.raises(OptionError, match=words):
+            list(read_tar(tmp_path / "a.tar", start=1))  # also in what is passed by
 
 
 @pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE])

@@ -95,6 +95,8 @@ def test_what_is_no_sequence_of_token_ids_is_rejected(kit):
     for sizeless in (kit.Count(3), kit.Sized([1, 2]).filter(bool)):
         with pytest.raises(TypeError, match="length is not known"):
             len(sizeless.batch(2))
+        with pytest.raises(TypeError, match="length is not known"):
+            len(sizeless.take(2))
 
 
 def test_a_broken_state_of_packed_rows_is_rejected(kit, deliver):
