@@ -374,11 +374,6 @@ def test_lengths_are_known_where_they_can_be(kit):
                 len(whole)
 
 
-def test_streams_can_be_read_without_a_loader(kit):
-    assert list(kit.Sized([1, 0, 2])) == [0, 1, 2]
-    assert list(kit.Count(5).filter(lambda n: n % 2).map(kit.negative) + kit.Count(1)) == [-2, -4, 0]
-
-
 REJECTED = [
     (lambda kit: ChainDataset([kit.Count(3), [1]]), "ChainDataset needs streams .*, got list"),
     (lambda kit: ChainDataset([]), "at least one stream"),

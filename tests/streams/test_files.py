@@ -90,13 +90,6 @@ def test_files_are_streamed_and_resumed_at_every_batch(files, kind):
     assert sorted(flat(DataLoader(made, **options))) == PAIRS
 
 
-def test_ranks_have_files_of_their_own(deliver, files):
-    streams = [FileStream(files["npy"], read_npy).split_by_rank(rank, 2).map(READ["npy"][1]) for rank in range(2)]
-    shares = [flat(deliver(stream, 2)) for stream in streams]
-    assert [{number for number, _ in share} for share in shares] == [{0, 2}, {1}]
-    assert sorted(flat(shares)) == PAIRS
-
-
 def test_a_reader_with_start_begins_there_and_one_without_is_read_past(deliver):
     calls = []
 

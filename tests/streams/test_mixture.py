@@ -70,21 +70,6 @@ def test_the_batches_of_each_rank_have_their_exact_shares(kit, deliver, weights,
         assert [dict(Counter(source for _, source in batch)) for batch in batches[:2]] == wanted[rank::world]
 
 
-@settings(max_examples=30)
-@given(weights=WEIGHTS, size=st.integers(1, 20), batches=st.integers(1, 30))
-def test_shares_are_never_further_off_than_one_sample(weights, size, batches):
-    owed = [0] * len(weights)
-    totals = [0] * len(weights)
-    for batch in range(1, batches + 1):
-        counts, owed = exact_shares(weights, size, owed)
-        assert sum(counts) == size
-        assert min(counts) >= 0
-        totals = [total + count for total, count in zip(totals, counts, strict=True)]
-        for total, weight in zip(totals, weights, strict=True):
-            assert abs(total - weight * size * batch / sum(weights)) < len(weights)
-    assert sum(owed) == 0
-
-
 def test_shares_of_a_batch_are_those_by_largest_remainder(kit, load):
     mixture = Mixture([kit.Rows(160), kit.Rows(160), kit.Count(160)], [0.6, 0.3, 0.1], per="batch", with_source=True)
     counts = [[sources.count(k) for k in range(3)] for _, sources in load(mixture, 16)]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agnoload import AgnoloadWarning, DataLoader, Mixture, OptionError, StateError
+from agnoload import DataLoader, Mixture, OptionError, StateError
 from agnoload.streams import resolve_ranks
 
 UNEVEN = ["keep", "stop", "repeat", "pad"]
@@ -145,14 +145,6 @@ def test_samples_and_shards_are_dealt_out_in_turn(kit, load):
     assert shares == [[0], [1], [0], [1], [0]], "repeats come from the start, as samplers do it"
     found = [load(kit.Count(5).split_by_rank(rank, 2, "pad"), 4) for rank in (0, 1)]
     assert found == [[([0, 2, 4], [True] * 3)], [([1, 3, 0], [True, True, False])]]
-
-
-def test_three_shards_over_four_workers_over_two_ranks_come_once(kit, load):
-    values = []
-    for rank in (0, 1):
-        with pytest.warns(AgnoloadWarning, match="lanes? for 4 workers"):
-            values += flat(load(kit.Shards(13, 3).split_by_rank(rank, 2), 2, num_workers=4, worker_type="thread"))
-    assert sorted(values) == list(range(13))
 
 
 def test_each_epoch_has_other_shards_for_a_rank_and_a_loader_knows_how_many_batches(kit):
