@@ -1,8 +1,8 @@
 """Arrays in mapped files travel as their place in the file, so that a worker maps what this process has mapped.
 
 These are memory-mapped files, and whatever processes share: `multiprocessing.RawArray`, `SharedMemory`, `mmap`, a
-framework's tensors in shared memory. `/proc/self/maps` shows the file by the address, whoever made the mapping. A
-worker opens it through a descriptor of the parent's, which also leads to a file that has no name or was replaced.
+framework's tensors in shared memory. `/proc/self/maps` shows the file by the address, whoever made the mapping. Where
+it has no name, or was replaced, a worker opens it through a descriptor of the parent's.
 """
 
 from __future__ import annotations
@@ -23,8 +23,6 @@ _COPIED = 1 << 20
 """A private mapping is copied, as a fork copies it; only a large one that nobody has changed yet is mapped instead."""
 _PAGES = 1 << 20
 """Pages whose state is read at a time."""
-_PATHS = 4
-"""Paths by which a worker may try to open a file: a descriptor may have been closed in between."""
 _PICKLING = ("__reduce__", "__reduce_ex__", "__setstate__")
 _SKIPPED = ("[", "/memfd:agnoload")
 """Stacks and the heap, and what this library shares by its own means."""
@@ -44,21 +42,21 @@ class _Area(NamedTuple):
 class _Piece(NamedTuple):
     """A mapped piece of a file. It is pickled once, however many arrays lie in it, and unpickled as an `mmap`."""
 
-    paths: list[str] | str
-    inode: int
+    path: str
+    file: tuple[int, int]
+    """Its device and inode."""
     offset: int
     nbytes: int
     access: int
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _map, tuple(self)
+        return _map, (*self, descriptor_folder())
 
 
 class MappedFiles:
     """The files that this process has mapped, looked up when the first array asks for them."""
 
-    def __init__(self, names: bool = True) -> None:
-        self._names = names  # else an array is recognised, but cannot be opened
+    def __init__(self) -> None:
         self._areas: list[_Area] | None = None
         self._opened: dict[str, list[str]] = {}
         self._pieces: dict[tuple[int, int], _Piece | None] = {}
@@ -113,16 +111,14 @@ class MappedFiles:
 
     def _piece(self, area: _Area, access: int) -> _Piece | None:
         deleted = area.path.endswith(" (deleted)")
-        paths: list[str] = []
-        nbytes = inode = 0
-        for path in (*self._opened.get(area.path, ()), area.path):
+        for path in (area.path, *self._opened.get(area.path, ())):
             with suppress(OSError):
                 found = os.stat(path)
                 # A path that is not deleted leads to that file; some file systems show another inode in `maps`.
-                if len(paths) < _PATHS and (found.st_ino == area.inode or not deleted):
-                    paths.append(path)
-                    nbytes, inode = min(area.stop - area.start, found.st_size - area.offset), found.st_ino
-        return _Piece(paths if self._names else area.path, inode, area.offset, nbytes, access) if paths else None
+                if found.st_ino == area.inode or not deleted:
+                    nbytes = min(area.stop - area.start, found.st_size - area.offset)
+                    return _Piece(path, (found.st_dev, found.st_ino), area.offset, nbytes, access)
+        return None
 
 
 def _areas() -> list[_Area]:
@@ -168,16 +164,20 @@ def _is_changed(low: int, high: int) -> bool:
     return True  # a copy is always right
 
 
-def _map(paths: list[str], inode: int, offset: int, nbytes: int, access: int) -> mmap.mmap:
-    for path in paths:
+def _map(path: str, file: tuple[int, int], offset: int, nbytes: int, access: int, folder: str) -> mmap.mmap:
+    paths = [path]
+    with suppress(OSError):  # in case the file was removed or replaced since, or a descriptor closed
+        paths += [f"{folder}/{number}" for number in os.listdir(folder)]
+    for each in paths:
         with suppress(FileNotFoundError):
-            fd = os.open(path, (os.O_RDWR if access == mmap.ACCESS_WRITE else os.O_RDONLY) | os.O_CLOEXEC)
-            try:
-                if os.fstat(fd).st_ino == inode:  # the parent may have opened another file under this number since
+            found = os.stat(each)
+            if (found.st_dev, found.st_ino) == file:
+                fd = os.open(each, (os.O_RDWR if access == mmap.ACCESS_WRITE else os.O_RDONLY) | os.O_CLOEXEC)
+                try:
                     return mmap.mmap(fd, nbytes, access=access, offset=offset)
-            finally:
-                os.close(fd)
-    raise AgnoloadError(f"the mapped file {paths[-1]} cannot be opened any more: it was removed or replaced")
+                finally:
+                    os.close(fd)
+    raise AgnoloadError(f"the mapped file {path} cannot be opened any more: it was removed or replaced")
 
 
 def _mapped_array(
