@@ -10,7 +10,9 @@ from __future__ import annotations
 import bisect
 import mmap
 import os
+from collections.abc import Iterator
 from contextlib import suppress
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -58,7 +60,6 @@ class MappedFiles:
 
     def __init__(self) -> None:
         self._areas: list[_Area] | None = None
-        self._opened: dict[str, list[str]] = {}
         self._pieces: dict[tuple[int, int], _Piece | None] = {}
         self.lost = 0
         """Arrays in the user's own shared memory that no other process can open."""
@@ -89,7 +90,7 @@ class MappedFiles:
         """The piece that an array lies in, and where that begins in memory."""
         low, high = np.lib.array_utils.byte_bounds(array)
         if self._areas is None:
-            self._areas, self._opened = _areas(), _opened()
+            self._areas = _areas()
         place = bisect.bisect_right(self._areas, low, key=lambda area: area.start) - 1
         if place < 0 or high > (area := self._areas[place]).stop:
             return None
@@ -102,23 +103,25 @@ class MappedFiles:
             access = mmap.ACCESS_COPY if array.flags.writeable else mmap.ACCESS_READ
         key = area.start, access
         if key not in self._pieces:
-            self._pieces[key] = self._piece(area, access)
+            self._pieces[key] = _piece(area, access)
         piece = self._pieces[key]
         if piece is None:
             self.lost += own and access == mmap.ACCESS_WRITE
             return None
         return piece, area.start
 
-    def _piece(self, area: _Area, access: int) -> _Piece | None:
-        deleted = area.path.endswith(" (deleted)")
-        for path in (area.path, *self._opened.get(area.path, ())):
-            with suppress(OSError):
-                found = os.stat(path)
-                # A path that is not deleted leads to that file; some file systems show another inode in `maps`.
-                if found.st_ino == area.inode or not deleted:
-                    nbytes = min(area.stop - area.start, found.st_size - area.offset)
-                    return _Piece(path, (found.st_dev, found.st_ino), area.offset, nbytes, access)
-        return None
+
+def _piece(area: _Area, access: int) -> _Piece | None:
+    """What another process can map; None if no path leads to the file."""
+    deleted = area.path.endswith(" (deleted)")
+    for path in chain([area.path], _opened(area.path)):
+        with suppress(OSError):
+            found = os.stat(path)
+            # A path that is not deleted leads to that file; some file systems show another inode in `maps`.
+            if found.st_ino == area.inode or not deleted:
+                nbytes = min(area.stop - area.start, found.st_size - area.offset)
+                return _Piece(path, (found.st_dev, found.st_ino), area.offset, nbytes, access)
+    return None
 
 
 def _areas() -> list[_Area]:
@@ -139,15 +142,14 @@ def _areas() -> list[_Area]:
     return areas
 
 
-def _opened() -> dict[str, list[str]]:
-    """The descriptors of this process by what they show, as paths by which another process opens the same file."""
-    found: dict[str, list[str]] = {}
+def _opened(path: str) -> Iterator[str]:
+    """The descriptors of this process that show a file, as paths by which another process opens it."""
     with suppress(OSError):
         folder = descriptor_folder()
         for number in os.listdir(folder):
             with suppress(OSError):
-                found.setdefault(os.readlink(f"{folder}/{number}"), []).append(f"{folder}/{number}")
-    return found
+                if os.readlink(f"{folder}/{number}") == path:
+                    yield f"{folder}/{number}"
 
 
 def _is_changed(low: int, high: int) -> bool:
