@@ -40,14 +40,9 @@ class WeightedRandomSampler(SeededSampler[int]):
     _fixed = ("num_samples", "replacement")
 
     def __init__(
-        self,
-        weights: Any,
-        num_samples: int,
-        replacement: bool = True,
-        generator: Any = None,
-        *,
+        self, weights: Any, num_samples: int, replacement: bool = True, generator: Any = None, *,
         seed: int | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(seed=seed, generator=generator)
         self.replacement = flag("replacement", replacement)
         self.num_samples = positive("num_samples", num_samples)

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from agnoload.errors import OptionError
 from agnoload.samplers import (
     BalancedBatchSampler,
-    BucketBatchSampler,
     ClassUniformBatchSampler,
     CyclicClassBatchSampler,
     WeightedRandomSampler,
@@ -305,13 +304,7 @@ def test_more_classes_than_sixteen_bits_hold_group_alike():
 @pytest.mark.slow
 def test_five_million_labels_are_enough_and_no_sample_is_read():
     labels = np.random.default_rng(0).integers(0, 1000, 5_000_000)
-    samplers = [
-        BalancedBatchSampler(labels, 256),
-        ClassUniformBatchSampler(labels, 8, 4),
-        BucketBatchSampler(labels, max_tokens=4096),
-        WeightedRandomSampler(imbalance_weights(labels), 1000),
-    ]
-    for sampler in samplers:
+    for sampler in (BalancedBatchSampler(labels, 256), WeightedRandomSampler(imbalance_weights(labels), 1000)):
         assert sampler.data_length == 5_000_000
         assert np.max(next(iter(sampler))) < 5_000_000
 

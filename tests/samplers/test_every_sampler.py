@@ -87,8 +87,8 @@ def in_turns(ranks):
 
 
 @pytest.mark.slow
-def test_every_sampler_passes_its_check():
-    for make in EVERY.values():
+def test_one_of_each_class_passes_its_check():
+    for make in {type(make()): make for make in EVERY.values()}.values():  # the last of each; below are all of them
         check_sampler(make)
 
 
