@@ -65,7 +65,7 @@ EVERY = WHOLE | {
 every = st.sampled_from(list(EVERY))
 whole = st.sampled_from(list(WHOLE))
 seeds = st.integers(0, 2**63)
-worlds = st.integers(1, 6)
+worlds = st.integers(1, 9)
 tails = st.sampled_from(["pad", "drop", "keep"])
 
 
