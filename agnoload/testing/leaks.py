@@ -36,12 +36,6 @@ class _Process:
 
     name: str = field(compare=False)
 
-    @property
-    def stays(self) -> bool:
-        """Workers that a server has forked have its command line, but not its parent, nor a server's name."""
-        ours = self.parent == os.getpid() or self.name == _TEMPLATE
-        return ours and any(mark in self.command for mark in _SERVERS)
-
 
 class _Open(NamedTuple):
     processes: set[_Process]
@@ -89,7 +83,9 @@ def _left(before: _Open, after: _Open) -> list[str]:
 
 def _look() -> _Open:
     processes = set(_descendants())
-    servers = {process for process in processes if process.stays}
+    # Workers that a server has forked have its command line, but not its parent, nor a server's name.
+    ours = {process for process in processes if process.parent == os.getpid() or process.name == _TEMPLATE}
+    servers = {process for process in ours if any(mark in process.command for mark in _SERVERS)}
     return _Open(processes - servers, servers, set(threading.enumerate()), _descriptors(), _shared_memory(processes))
 
 
