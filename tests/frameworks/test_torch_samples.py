@@ -58,9 +58,7 @@ def test_samples_of_tensors_with_any_workers_and_any_backend() -> None:
             warnings.simplefilter("ignore", agnoload.AgnoloadWarning)  # JAX narrows
             found[backend] = list(DataLoader(dataset, 8, shuffle=True, seed=3, backend=backend))
     assert torch.equal(state, torch.random.get_rng_state())
-    with DataLoader(
-        dataset, 8, shuffle=True, seed=3, backend="torch", num_workers=2
-    ) as loader:  # where JAX is not loaded
+    with DataLoader(dataset, 8, shuffle=True, seed=3, backend="torch", num_workers=1) as loader:  # JAX is not there
         assert same(found["torch"], list(loader))
     batch = found["torch"][0]
     assert {name: (leaf.dtype, tuple(leaf.shape)) for name, leaf in batch.items()} == {
