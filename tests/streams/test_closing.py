@@ -145,16 +145,16 @@ def test_what_has_ended_holds_nothing_though_its_reader_stays():
     opened = set()
     with seeding.use(seeding.SampleContext(seeding.Rewinder())):
         reader = StreamReader(Mixture([Open("a", opened), range(3)], [1, 1]), begin=lambda *key: None)
-        assert len(reader.read(0, size=2).samples) == 2
+        assert len(reader.read(0, size=2)[0]) == 2
         assert opened == {"a"}
-        assert reader.read(1, size=100).report.end
+        assert reader.read(1, size=100)[2].end
     assert opened == set()
 
 
 def test_a_reader_reads_only_forward():
     reader = StreamReader(iter(range(10)), begin=lambda *key: None)
-    assert reader.read(2, 0, 2).samples == [4, 5]
-    assert reader.read(4, 0, 2).samples == [8, 9]
+    assert reader.read(2, 0, 2)[0] == [4, 5]
+    assert reader.read(4, 0, 2)[0] == [8, 9]
     with pytest.raises(AgnoloadError, match="sample 2 was asked for, but it is at 10"):
         reader.read(1, 0, 2)
 
@@ -162,9 +162,9 @@ def test_a_reader_reads_only_forward():
 def test_behind_the_end_a_reader_gives_no_samples():
     reader = StreamReader(iter(range(5)), begin=lambda *key: None)
     for batch, samples, places in ((1, [3, 4], 2), (2, [], 0), (3, [], 0)):
-        chunk = reader.read(batch, 0, 3)
-        assert (chunk.samples, chunk.report.end, chunk.report.places) == (samples, True, places)
-    assert not StreamReader(iter(range(6)), begin=lambda *key: None).read(1, 0, 3).report.end
+        raws, _, report = reader.read(batch, 0, 3)
+        assert (raws, report.end, report.places) == (samples, True, places)
+    assert not StreamReader(iter(range(6)), begin=lambda *key: None).read(1, 0, 3)[2].end
 
 
 @pytest.mark.parametrize("options", KINDS, ids=["inline", "thread"])
