@@ -22,31 +22,19 @@ from agnoload.system import (
 
 def report() -> str:
     """The report, a fact a line."""
+    quota, limit, physical = quota_cores(), memory_limit(), physical_memory()
+    quotas = "no quota" if quota is None else f"a quota of {quota:g}"
+    machine = "size unknown" if physical is None else f"{physical / 2**30:.1f} GiB"
+    allowed = "no limit" if limit is None else f"limited to {limit / 2**30:.1f} GiB"
     lines = [
         f"agnoload {agnoload.__version__}, NumPy {np.__version__}, Python {platform.python_version()}, {sys.platform}",
-        f"cores        {usable_cores()} usable: {_cores()}",
-        f"memory       {_memory()}",
+        f"cores        {usable_cores()} usable: {affine_cores()} by affinity and {quotas} by the control group, of "
+        f"{machine_cores()} in the machine",
+        f"memory       {machine}, {allowed} by the control group",
         f"workers      {', '.join(available_methods())} (the first is the default)",
         "backends",
     ]
-    lines += [f"  {name:<10} {state}" for name, state in agnoload.list_backends().items()]
-    return "\n".join(lines)
-
-
-def _cores() -> str:
-    quota = quota_cores()
-    limit = "no quota" if quota is None else f"a quota of {quota:g}"
-    return f"{affine_cores()} by affinity and {limit} by the control group, of {machine_cores()} in the machine"
-
-
-def _memory() -> str:
-    limit, physical = memory_limit(), physical_memory()
-    machine = "size unknown" if physical is None else _gib(physical)
-    return f"{machine}, {'no limit' if limit is None else f'limited to {_gib(limit)}'} by the control group"
-
-
-def _gib(nbytes: int) -> str:
-    return f"{nbytes / 2**30:.1f} GiB"
+    return "\n".join([*lines, *(f"  {name:<10} {state}" for name, state in agnoload.list_backends().items())])
 
 
 if __name__ == "__main__":

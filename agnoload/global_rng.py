@@ -18,7 +18,7 @@ import numpy as np
 from agnoload import seeding
 from agnoload.backend import registry
 from agnoload.backend.base import Backend
-from agnoload.inspect import Visited, walk_objects
+from agnoload.inspect import walk_objects
 from agnoload.seeding import NUMPY_GLOBAL, PYTHON_GLOBAL, Purpose, Rewinder, SampleContext
 
 Restore = Callable[[], object]
@@ -121,46 +121,6 @@ class GlobalRngMonitor:
 # ---------------------------------------------------------------------------------------------- on the user's objects
 
 
-def _seed_python(generator: random.Random, philox: np.random.Philox) -> None:
-    kind = type(generator)
-    if kind.random is not random.Random.random or kind.getrandbits is not random.Random.getrandbits:
-        raise TypeError("SystemRandom, or a class of the user's, which draws from elsewhere")
-    random.Random.seed(generator, int(philox.random_raw()))
-
-
-def _save_python(generator: random.Random) -> Restore:
-    return partial(random.Random.setstate, generator, random.Random.getstate(generator))
-
-
-def _seed_randomstate(generator: np.random.RandomState, philox: np.random.Philox) -> None:
-    generator.seed(philox.random_raw(1).view(np.uint32))
-
-
-def _save_randomstate(generator: np.random.RandomState) -> Restore:
-    return partial(generator.set_state, generator.get_state(legacy=False))
-
-
-def _seed_bits(generator: Any, philox: np.random.Philox) -> None:
-    if type(generator) is np.random.PCG64:  # NumPy's default; a tenth of the time that making a new one takes
-        words = int.from_bytes(philox.random_raw(4).tobytes(), "little")
-        inner: Any = {"state": words >> 128, "inc": (words & ((1 << 128) - 1)) | 1}  # an increment is odd
-        generator.state = {"bit_generator": "PCG64", "state": inner, "has_uint32": 0, "uinteger": 0}
-    else:
-        generator.state = type(generator)(int(philox.random_raw())).state
-
-
-def _save_bits(generator: Any) -> Restore:
-    return partial(setattr, generator, "state", generator.state)
-
-
-def _seed_framework(backend: Backend, generator: Any, philox: np.random.Philox) -> None:
-    backend.reseed(generator, int(philox.random_raw()))
-
-
-def _save_framework(backend: Backend, generator: Any) -> Restore:
-    return backend.reseed(generator, 0) or nullcontext
-
-
 class FoundGenerator(NamedTuple):
     """A generator that the user's objects keep."""
 
@@ -170,12 +130,13 @@ class FoundGenerator(NamedTuple):
     """Seed it from the next numbers of a Philox."""
     save: Callable[[], Restore]
     """Return what puts its state back; it may move the state."""
-    one_of_many: bool = False
-    """It lies in a long container, of which only the first entry was looked at."""
+    reached: bool = True
+    """Whether a seed reaches all that is drawn: not where a user's class draws from elsewhere, nor in a long container,
+    of which only the first entry was looked at."""
 
     def works(self) -> bool:
         """Whether it can be seeded and put back. Some were never initialised, or have no state, or take no seed."""
-        if self.one_of_many:
+        if not self.reached:
             return False
         try:
             restore = self.save()
@@ -196,27 +157,47 @@ def find_generators(roots: Mapping[str, Any]) -> list[FoundGenerator]:
     >>> [found.path for found in find_generators({"dataset": noisy})]
     ['dataset.transform.rng']
     """
-    return [found for visited in walk_objects(roots) if (found := _generator_at(visited)) is not None]
+    return [found for visited in walk_objects(roots) if (found := _generator_at(*visited)) is not None]
 
 
-def _generator_at(visited: Visited) -> FoundGenerator | None:
-    path, thing, one_of_many = visited
-    kind = type(thing)  # not isinstance, which believes an object that pretends to be of another class
+def _generator_at(path: str, thing: Any, one_of_many: bool) -> FoundGenerator | None:
+    kind, reached = type(thing), not one_of_many  # not isinstance, which believes an object that pretends
+    controls: tuple[Callable[[np.random.Philox], object], Callable[[], Restore]]
     if thing is PYTHON_GLOBAL or thing is NUMPY_GLOBAL:
         return None
     if issubclass(kind, random.Random):
-        seed, save = partial(_seed_python, thing), partial(_save_python, thing)
+        # A user's class may draw from elsewhere, as SystemRandom does.
+        reached &= (kind.random, kind.getrandbits) == (random.Random.random, random.Random.getrandbits)
+        controls = (
+            lambda philox: random.Random.seed(thing, int(philox.random_raw())),
+            lambda: partial(random.Random.setstate, thing, random.Random.getstate(thing)),
+        )
     elif issubclass(kind, np.random.RandomState):
-        seed, save = partial(_seed_randomstate, thing), partial(_save_randomstate, thing)
+        controls = (
+            lambda philox: thing.seed(philox.random_raw(1).view(np.uint32)),
+            lambda: partial(thing.set_state, thing.get_state(legacy=False)),
+        )
     elif issubclass(kind, (np.random.Generator, np.random.BitGenerator)):
         source = thing.bit_generator if issubclass(kind, np.random.Generator) else thing
-        seed, save = partial(_seed_bits, source), partial(_save_bits, source)
+        controls = partial(_seed_bits, source), lambda: partial(setattr, source, "state", source.state)
+    elif (backend := _backend_of(thing)) is not None:
+        controls = (
+            lambda philox: backend.reseed(thing, int(philox.random_raw())),
+            lambda: backend.reseed(thing, 0) or nullcontext,
+        )
     else:
-        backend = _backend_of(thing)
-        if backend is None:
-            return None
-        seed, save = partial(_seed_framework, backend, thing), partial(_save_framework, backend, thing)
-    return FoundGenerator(path, thing, seed, save, one_of_many)
+        return None
+    seed, save = controls
+    return FoundGenerator(path, thing, seed, save, reached)
+
+
+def _seed_bits(generator: Any, philox: np.random.Philox) -> None:
+    if type(generator) is np.random.PCG64:  # NumPy's default; a tenth of the time that making a new one takes
+        words = int.from_bytes(philox.random_raw(4).tobytes(), "little")
+        inner: Any = {"state": words >> 128, "inc": (words & ((1 << 128) - 1)) | 1}  # an increment is odd
+        generator.state = {"bit_generator": "PCG64", "state": inner, "has_uint32": 0, "uinteger": 0}
+    else:
+        generator.state = type(generator)(int(philox.random_raw())).state
 
 
 def _backend_of(thing: Any) -> Backend | None:
@@ -292,7 +273,7 @@ class RequestGenerators:
     @contextmanager
     def undisturbed(self) -> Iterator[None]:
         """Whatever runs inside, the generators are as before behind it: a state that is loaded may hold some."""
-        states: list[Restore] = [_save_randomstate(NUMPY_GLOBAL)]
+        states: list[Restore] = [partial(NUMPY_GLOBAL.set_state, NUMPY_GLOBAL.get_state(legacy=False))]
         self._save(states)
         try:
             for restore in reversed(states):  # to look has moved some

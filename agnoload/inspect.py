@@ -6,9 +6,9 @@ It finds generators, long containers, caches, what cannot be pickled, and values
 from __future__ import annotations
 
 import functools
-import io
 import sys
 import types
+from _io import _IOBase  # `io.IOBase` is an abstract class: each check against it runs Python code
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -19,13 +19,19 @@ import numpy as np
 
 LIMIT = 4096
 """The most objects that are visited; a usual dataset has a few dozen."""
+NEAR = 512
+"""The most classes and functions among them: those farther away belong to a framework."""
 LONG = 256
 """A container with more entries holds samples, not parts of a dataset: only its first entry is visited."""
 
-_LEAVES = (str, bytes, int, float, complex, np.generic, types.ModuleType, types.CodeType, type(None), io.IOBase)
+_LEAVES = (
+    *(str, bytes, int, float, complex, np.generic, types.ModuleType, types.CodeType, type(None), _IOBase),
+    *(types.MethodDescriptorType, types.WrapperDescriptorType, types.GetSetDescriptorType, types.MemberDescriptorType),
+)
 _LOADERS = ("agnoload.loader", "agnoload.iterator")
 """A loader within a dataset, and its iterator: they seed what they draw from by themselves."""
 _CONTAINERS = (dict, list, tuple, deque, set, frozenset)
+_CODE = (type, types.FunctionType)
 _BOUND = (types.BuiltinMethodType, types.MethodWrapperType)
 """Such as `rng.normal`, of a generator."""
 
@@ -50,11 +56,16 @@ def walk_objects(roots: Mapping[str, Any]) -> Iterator[Visited]:
     """
     waiting = deque(Visited(path, thing) for path, thing in roots.items())
     seen: dict[int, Any] = {}
+    code = 0
     while waiting and len(seen) < LIMIT:
         path, thing, one_of_many = visited = waiting.popleft()
         kind = type(thing)  # not isinstance, which believes an object that pretends to be of another class
         if id(thing) in seen or issubclass(kind, _LEAVES):
             continue
+        if issubclass(kind, _CODE):
+            code += 1
+            if code > NEAR:
+                continue
         seen[id(thing)] = thing
         yield visited
         long = issubclass(kind, _CONTAINERS) and length_of(thing) > LONG
@@ -70,7 +81,12 @@ def parts_of(thing: Any) -> Iterator[tuple[str, Any]]:
     if issubclass(kind, _LEAVES) or kind.__module__ in _LOADERS:
         return
     if issubclass(kind, _CONTAINERS):
-        yield from _entries_of(thing)
+        base = _base_of(thing)
+        entries: Iterable[tuple[Any, Any]] = dict.items(thing) if base is dict else enumerate(base.__iter__(thing))
+        with suppress(RuntimeError):  # another thread changes it: a long one ends here, others are read at once
+            for key, part in list(entries) if length_of(thing) <= LIMIT else entries:
+                has_key = type(key) in (str, int) and base not in (set, frozenset)
+                yield f"[{key!r}]" if has_key else "[...]", part
     elif issubclass(kind, types.FunctionType):
         yield from _parts_of_function(thing)
     elif issubclass(kind, type):
@@ -87,15 +103,6 @@ def parts_of(thing: Any) -> Iterator[tuple[str, Any]]:
                     with suppress(AttributeError):  # an empty slot
                         yield f".{name}", slot.__get__(thing)
         yield "", kind
-
-
-def _entries_of(container: Any) -> Iterator[tuple[str, Any]]:
-    base = _base_of(container)
-    entries: Iterable[tuple[Any, Any]] = dict.items(container) if base is dict else enumerate(base.__iter__(container))
-    with suppress(RuntimeError):  # another thread changes it: a long one ends here, others are read at once
-        for key, part in list(entries) if length_of(container) <= LIMIT else entries:
-            has_key = type(key) in (str, int) and base not in (set, frozenset)
-            yield f"[{key!r}]" if has_key else "[...]", part
 
 
 def _base_of(container: Any) -> Any:
@@ -149,13 +156,15 @@ def find_large_lists(dataset: Any, limit: int = 100_000) -> list[str]:
     >>> find_large_lists([0] * 11, limit=10)
     ['dataset']
     """
-    return [path for path, thing, _ in walk_objects({"dataset": dataset}) if _count_of_objects(thing) > limit]
-
-
-def _count_of_objects(thing: Any) -> int:
-    if issubclass(type(thing), np.ndarray):
-        return thing.size if thing.dtype.hasobject else 0
-    return length_of(thing) if issubclass(type(thing), _CONTAINERS) else 0
+    found = []
+    for path, thing, _ in walk_objects({"dataset": dataset}):
+        if issubclass(type(thing), np.ndarray):
+            objects = thing.size if thing.dtype.hasobject else 0
+        else:
+            objects = length_of(thing) if issubclass(type(thing), _CONTAINERS) else 0
+        if objects > limit:
+            found.append(path)
+    return found
 
 
 def modules_of(roots: Mapping[str, Any], is_importable: Callable[[str], bool]) -> list[str]:
@@ -189,9 +198,6 @@ def _modules_in(values: Mapping[str, Any]) -> dict[str, None]:
 # ---------------------------------------------------------------------------------------------- values of modules
 
 _PLAIN = (int, float, complex, bool, str, bytes, type(None))
-
-NEAR = 512
-"""Objects that are looked at for them at each start of workers; what lies farther away belongs to a framework."""
 
 Values = dict[tuple[str, str], Any]
 """By module and name there, such as `("conf", "SIZE")` or `("conf", "Options.size")`."""

@@ -205,28 +205,22 @@ class Supply:
         """Submit requests while the window has room and there is something to ask for."""
         window = self._window
         while window.room and self._to_ask != 0 and self._stuck is None and self._empty_epoch is None:
+            plan = self._plan
             try:
-                request = self._next_request()
-            except Exception as error:
+                request = plan.next()
+                if request is None:
+                    # Steps go on in the next epoch; where one has no batch at all, the next one has none either.
+                    if self.limit is None or not plan.exhausted or (plan.batches == 0 and not plan.resumed):
+                        return
+                    self._plan = self._next_plan(plan.end())
+                    continue
+            except Exception as error:  # due once all that was asked for before has been delivered
                 self._stuck = error
-                return
-            if request is None:
                 return
             if self._to_ask is not None:
                 self._to_ask -= 1
-            window.add(self._plan, request)
+            window.add(plan, request)
             self._pool.submit(request)
-
-    def _next_request(self) -> Request | None:
-        """What to ask for next, of this epoch or the next one; None at the end, or for now."""
-        while True:
-            plan = self._plan
-            request = plan.next()
-            if request is not None:
-                return request
-            if self.limit is None or not plan.exhausted or (plan.batches == 0 and not plan.resumed):
-                return None  # also where an epoch has no batch at all: the next one has none either
-            self._plan = self._next_plan(plan.end())
 
     def _too_few(self, epoch: int) -> OptionError:
         return OptionError(

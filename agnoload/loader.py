@@ -159,10 +159,9 @@ class DataLoader(Generic[BatchT]):
             max_failed,
         )  # fmt: skip
         options.warn()
-        self._backend = registry.get_backend(backend)
-        self._device = self._backend.check(device, options.pin_memory)
+        self._device = options.backend.check(device, options.pin_memory)
         self._say = WarnOnce()
-        self._planner = planner = Planner(options, registry.rank_and_world(self._backend), self._say)
+        self._planner = planner = Planner(options, registry.rank_and_world(options.backend), self._say)
         self._choice: Choice | None = None
         self._worker_seed: int | None = None
         self._epochs = EpochCounter(planner.user_sampler, options.seed, generator, 0 if planner.is_split else None)
@@ -173,8 +172,7 @@ class DataLoader(Generic[BatchT]):
         self._recorder = Recorder()
         self._journal = WorkerLogRelay()
         ahead = PLACED_AHEAD if self._device is not None else 0
-        self._keeper = PoolKeeper(self._options, self._backend, ahead, self._journal.replay, self._say)
-        self._keeper.prepare()
+        self._keeper = PoolKeeper(options, options.backend, ahead, self._journal.replay, self._say)
         weakref.finalize(self, self._keeper.kept.end)
 
     dataset = Option[Any]("The dataset.")
@@ -189,6 +187,7 @@ class DataLoader(Generic[BatchT]):
     prefetch_factor = Option[int]("Batches under way for each worker.", "prefetch")
     persistent_workers = Option[bool]("Whether workers live on from epoch to epoch.")
     in_order = Option[bool]("Whether batches come in the sampler's order, or as they are ready.")
+    backend = Option[Backend]("What turns the leaves of a batch into another library's arrays.")
     device = Option[Any]("Where batches are placed, or None.")
 
     @property
@@ -209,17 +208,19 @@ class DataLoader(Generic[BatchT]):
         return None if self._options.batch_sampler is not None else self._planner.sampler
 
     @property
-    def backend(self) -> Backend:
-        """What turns the leaves of a batch into another library's arrays."""
-        return self._backend
-
-    @property
     def num_workers(self) -> int:
         """Workers that load; 0 means the process that iterates. Chosen when first asked for with `"auto"`."""
-        if isinstance(self._options.num_workers, int):
-            return self._options.num_workers
+        options = self._options
+        if isinstance(options.num_workers, int):
+            return options.num_workers
         if self._choice is None:
-            self._choice = self._choose_workers()
+            cores = usable_cores(local_world_size())
+            if options.stream:
+                self._choice = choose_for_stream(options.dataset, cores)
+            else:
+                fetcher, pattern = self._fetcher(1), Request(0, self.epoch, 0, None, 0, self.seed)
+                start = partial(self._keeper.start, fetcher, 1)
+                self._choice = choose_for_dataset(options, fetcher.gathers, start, pattern, cores, usable_memory())
         return self._choice.workers
 
     @property
@@ -255,7 +256,7 @@ class DataLoader(Generic[BatchT]):
         try:
             options = self._options
             chosen = "" if self._choice is None else f" (auto: {self._choice.reason})"
-            words = options.describe(f"num_workers={self.num_workers}{chosen}", self._backend.name)
+            words = options.describe(f"num_workers={self.num_workers}{chosen}")
             words.append(f"seed={self.seed}" if options.generator is None else f"generator={options.generator!r}")
             with suppress(TypeError):
                 words.append(number_of(len(self), "batch"))
@@ -318,7 +319,7 @@ class DataLoader(Generic[BatchT]):
             window = Window(window_of(self._options, self.num_workers), self._options.in_order)
             supply = Supply(plan, self._next_plan, pool, window, limit, self._options.timeout or None, account)
             iterator: LoaderIterator[BatchT] = LoaderIterator(
-                self, supply, account, self._backend, self._device, pool, release
+                self, supply, account, self.backend, self._device, pool, release
             )
         except BaseException:
             pool.close()
@@ -419,24 +420,10 @@ class DataLoader(Generic[BatchT]):
         """The same loader once more, for measurements that this one must not notice."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the user has had them
-            twin = DataLoader[BatchT](**self._options.arguments() | {"num_workers": workers, "backend": self._backend})
+            twin = DataLoader[BatchT](**self._options.arguments() | {"num_workers": workers})
         twin._planner = self._planner  # with the user's sampler, which must not take the twin's epochs for the user's
         twin._epochs = self._epochs.twin()
         return twin
-
-    def _choose_workers(self) -> Choice:
-        """The choice for `num_workers="auto"`: from a look at the dataset, and a probe in a worker of its own."""
-        options, cores = self._options, usable_cores(local_world_size())
-        if options.stream:
-            return choose_for_stream(options.dataset, cores)
-        fetcher = self._fetcher(1)
-        if fetcher.gathers:
-            return Choice(0, "whole batches are gathered in one step, quicker than through a worker")
-        start = partial(self._keeper.start, fetcher, 1)
-        request = Request(0, self.epoch, 0, None if options.batched else 0, 0, self.seed)
-        length = len(options.dataset) if hasattr(options.dataset, "__len__") else 0
-        size = options.cut_size or getattr(options.batch_sampler, "batch_size", None) or 1
-        return choose_for_dataset(start, request, length, size, options.prefetch, cores, usable_memory())
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Travels, and is copied, as its options, its epoch and seed, and what a subclass has put on it.
@@ -444,8 +431,8 @@ class DataLoader(Generic[BatchT]):
         No worker and no iterator goes along, and no place within an epoch: that is what `state_dict` is for.
         """
         options, own = self._options.arguments(), vars(DataLoader(()))
-        if type(self._backend) is type(registry.get_backend(self._backend.name)):
-            options["backend"] = self._backend.name
+        if type(self.backend) is type(registry.get_backend(self.backend.name)):
+            options["backend"] = self.backend.name
         attributes = {name: value for name, value in vars(self).items() if name not in own}
         return _rebuild, (type(self), options, self._epochs.start, self._planner.init_splits), attributes
 

@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from agnoload.backend.base import Backend
+from agnoload.backend.registry import get_backend
 from agnoload.batching.ragged_collate import ragged_collate
 from agnoload.datasets import refuse_table
 from agnoload.errors import OptionError, warn
@@ -44,7 +44,8 @@ class Options:
     persistent_workers: bool = False
     pin_memory_device: str = ""
     in_order: bool = True
-    backend: str | Backend = "numpy"
+    backend: Any = "numpy"
+    """A `Backend`, whatever was given."""
     device: Any = None
     seed: int | None = None
     worker_type: str = "process"
@@ -123,7 +124,7 @@ class Options:
         """What a loader with the same options is built from."""
         return {each.name: getattr(self, each.name) for each in fields(self) if each.init}
 
-    def describe(self, workers: str, backend: str) -> list[str]:
+    def describe(self, workers: str) -> list[str]:
         """The options that matter to a reader, for a repr."""
         words = [brief(self.dataset), f"batch_size={self.batch_size}"]
         if self.batch_sampler is not None:
@@ -137,15 +138,18 @@ class Options:
             words.append(f"collate_fn={name_of(self.collate_fn)}")
         usual = {"worker_type": "process", "drop_last": False, "on_error": "raise"}
         words += [f"{name}={getattr(self, name)!r}" for name in usual if getattr(self, name) != usual[name]]
-        if backend != "numpy":
-            words.append(f"backend={backend!r}")
+        if self.backend.name != "numpy":
+            words.append(f"backend={self.backend.name!r}")
         return words if self.device is None else [*words, f"device={self.device!r}"]
 
     def warn(self) -> None:
         """One warning for each option that works, but probably not as the user expects."""
         if self.pin_memory_device and self.device is None:
             warn("pin_memory_device does nothing: pinned memory serves every device. Use device= to have batches there")
-        if type(self.dataset) is tuple and _are_columns(self.dataset):
+        arrays = self.dataset
+        if type(arrays) is not tuple or not all(isinstance(array, np.ndarray) and array.ndim for array in arrays):
+            return
+        if len({len(array) for array in arrays}) == 1 < len({array.shape for array in arrays}):  # fields of samples
             warn(
                 f"the dataset is a tuple of {len(self.dataset)} arrays, so each whole array is one sample: for one "
                 "sample a row, make it agnoload.ArrayDataset(*arrays)"
@@ -208,6 +212,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "prefetch_factor": _or_none(positive),
     "persistent_workers": flag,
     "in_order": flag,
+    "backend": lambda name, value: get_backend(value),
     "seed": _or_none(lambda name, value: check_seed(value)),
     "worker_type": lambda name, value: word(name, value, ("process", "thread")),
     "on_error": lambda name, value: (
@@ -249,10 +254,3 @@ def _is_stream(dataset: Any, sampled: bool) -> bool:
             "For arrays by name use agnoload.ArrayDataset(**arrays)"
         )
     return False
-
-
-def _are_columns(arrays: tuple[Any, ...]) -> bool:
-    """Whether they look like the fields of samples: as many rows, but not of one shape."""
-    if not all(isinstance(array, np.ndarray) and array.ndim for array in arrays):
-        return False
-    return len({len(array) for array in arrays}) == 1 < len({array.shape for array in arrays})

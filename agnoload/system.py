@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import mmap
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -47,7 +46,15 @@ def affine_cores() -> int:
 
 def quota_cores(root: Path = ROOT) -> float | None:
     """The cores' worth of time that the control group and its parents allow; None without a limit."""
-    return min(_quotas(root), default=None)
+    quotas: list[float] = []
+    for folder in control_groups(root, "cpu"):
+        with contextlib.suppress(OSError, ValueError):  # "max" is no number
+            quota, period = (folder / "cpu.max").read_text().split()
+            quotas.append(int(quota) / int(period))
+        with contextlib.suppress(OSError, ValueError):  # version 1, where -1 is no limit
+            quota, period = ((folder / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+            quotas.append(int(quota) / int(period))
+    return min((quota for quota in quotas if quota > 0), default=None)
 
 
 def usable_memory(root: Path = ROOT) -> int:
@@ -66,26 +73,14 @@ def physical_memory() -> int | None:
 def memory_limit(root: Path = ROOT) -> int | None:
     """Bytes that the control group and its parents allow; None without a limit."""
     limits = []
-    for folder in _groups(root, "memory"):
+    for folder in control_groups(root, "memory"):
         for name in ("memory.max", "memory.limit_in_bytes"):
             with contextlib.suppress(OSError, ValueError):
                 limits.append(int((folder / name).read_text()))
     return min((limit for limit in limits if limit < 1 << 60), default=None)
 
 
-def _quotas(root: Path) -> Iterator[float]:
-    for folder in _groups(root, "cpu"):
-        with contextlib.suppress(OSError, ValueError):
-            quota, period = (folder / "cpu.max").read_text().split()
-            if quota != "max":
-                yield int(quota) / int(period)
-        with contextlib.suppress(OSError, ValueError):
-            quota_us = int((folder / "cpu.cfs_quota_us").read_text())
-            if quota_us > 0:
-                yield quota_us / int((folder / "cpu.cfs_period_us").read_text())
-
-
-def _groups(root: Path, controller: str) -> Iterator[Path]:
+def control_groups(root: Path, controller: str) -> Iterator[Path]:
     """The folders of this process's control groups, and of their parents, for one controller."""
     with contextlib.suppress(OSError, ValueError):
         for line in (root / "proc/self/cgroup").read_text().splitlines():
@@ -95,13 +90,6 @@ def _groups(root: Path, controller: str) -> Iterator[Path]:
             base = root / "sys/fs/cgroup" / (controller if controllers else "")
             folder = base / group.lstrip("/")
             yield from (folder, *(above for above in folder.parents if above.is_relative_to(base)))
-
-
-def resident() -> int:
-    """This process's resident memory in bytes; 0 where the system does not report it."""
-    with contextlib.suppress(OSError):
-        return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
-    return 0
 
 
 def available_methods() -> list[str]:
@@ -178,9 +166,6 @@ def _say(rank: int, world: int, source: str) -> None:
     logging.getLogger("agnoload").info("this process is rank %d of %d, from %s", rank, world, source)
 
 
-LOCAL_VARIABLES = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE")
-
-
 def local_world_size(environ: Mapping[str, str] | None = None) -> int:
     """How many processes that train together share this machine, as torchrun and Open MPI report; else 1.
 
@@ -188,7 +173,7 @@ def local_world_size(environ: Mapping[str, str] | None = None) -> int:
     8
     """
     found = os.environ if environ is None else environ
-    size = next((found[name] for name in LOCAL_VARIABLES if found.get(name)), "1")
+    size = found.get("LOCAL_WORLD_SIZE") or found.get("OMPI_COMM_WORLD_LOCAL_SIZE") or "1"
     return max(1, int(size)) if size.isdecimal() else 1
 
 

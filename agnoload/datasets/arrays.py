@@ -59,16 +59,13 @@ class ArrayDataset(Dataset[T_co]):
             raise OptionError(f"the arrays of an ArrayDataset must have the same length, got {listed}")
         self.arrays = converted if named else tuple(converted.values())
 
-    def _values(self) -> tuple[Array, ...]:
-        return self.arrays if isinstance(self.arrays, tuple) else tuple(self.arrays.values())
-
     @property
     def tensors(self) -> tuple[Array, ...]:
         """The arrays as a tuple, by the name that `TensorDataset` has for them elsewhere."""
-        return self._values()
+        return self.arrays if isinstance(self.arrays, tuple) else tuple(self.arrays.values())
 
     def __len__(self) -> int:
-        return len(self._values()[0])
+        return len(self.tensors[0])
 
     def __getitem__(self, index: Any, /) -> T_co:
         try:
@@ -78,7 +75,7 @@ class ArrayDataset(Dataset[T_co]):
                 raise
             place = index
         try:
-            rows = [array[place] for array in self._values()]
+            rows = [array[place] for array in self.tensors]
         except IndexError:
             raise IndexError(f"index {place} is out of range for an ArrayDataset of length {len(self)}") from None
         # A view would let the caller's writing, in a transform say, reach the data of all later epochs.
@@ -88,7 +85,10 @@ class ArrayDataset(Dataset[T_co]):
 
     @property
     def __gather__(self) -> Gather | None:
-        return self._gather if all(_can_be_gathered(array.dtype) for array in self._values()) else None
+        """Of numbers in the machine's byte order: there, rows of the array are what collating rows one by one gives."""
+        dtypes = [array.dtype for array in self.tensors]
+        numbers = [dtype.kind in "fiubc" or (dtype.kind == "V" and dtype.isbuiltin == 2) for dtype in dtypes]
+        return self._gather if all(numbers) and all(dtype.isnative for dtype in dtypes) else None
 
     def _gather(self, indices: IndexArray, empty: Empty) -> Any:
         check_indices(indices, len(self), "an ArrayDataset")
@@ -97,9 +97,9 @@ class ArrayDataset(Dataset[T_co]):
         return {name: _take(array, indices, empty) for name, array in self.arrays.items()}
 
     def __repr__(self) -> str:
-        named = isinstance(self.arrays, dict)
-        items = self.arrays.items() if isinstance(self.arrays, dict) else enumerate(self.arrays)
-        fields = [f"{name}: {_dtype_and_shape(array)}" if named else _dtype_and_shape(array) for name, array in items]
+        names = [f"{name}: " for name in self.arrays] if isinstance(self.arrays, dict) else [""] * len(self.tensors)
+        shapes = [f"[{', '.join(map(str, array.shape[1:]))}]" if array.ndim > 1 else "" for array in self.tensors]
+        fields = [f"{name}{array.dtype}{shape}" for name, array, shape in zip(names, self.tensors, shapes, strict=True)]
         return f"ArrayDataset({number_of(len(self), 'sample')} of {', '.join(fields)})"
 
 
@@ -123,12 +123,6 @@ def _as_array(value: Any, name: str) -> Array:
     return array
 
 
-def _can_be_gathered(dtype: np.dtype[Any]) -> bool:
-    """Numbers in the machine's byte order: there, rows of the array are what collating rows one by one gives."""
-    number = dtype.kind in "fiubc" or (dtype.kind == "V" and dtype.isbuiltin == 2)
-    return bool(number and dtype.isnative)
-
-
 def _take(array: Array, indices: IndexArray, empty: Empty) -> Array:
     """`array[indices]`, written into new memory; the indices were checked, negative ones are fine."""
     out = empty((len(indices), *array.shape[1:]), array.dtype)
@@ -137,7 +131,3 @@ def _take(array: Array, indices: IndexArray, empty: Empty) -> Array:
     elif len(indices):
         array.take(indices, axis=0, out=out, mode="wrap")  # with mode="raise" it would go through a buffer
     return out
-
-
-def _dtype_and_shape(array: Array) -> str:
-    return f"{array.dtype}[{', '.join(map(str, array.shape[1:]))}]" if array.ndim > 1 else str(array.dtype)

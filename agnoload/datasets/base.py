@@ -84,10 +84,9 @@ class MappedDataset(Dataset[R]):
 
     @property
     def __getitems__(self) -> GetItems | None:
-        return None if getitems_of(self.dataset) is None else self._map_all
-
-    def _map_all(self, indices: list[int]) -> list[R]:
-        return [self.function(sample) for sample in samples_of(self.dataset, indices)]
+        if getitems_of(self.dataset) is None:
+            return None
+        return lambda indices: [self.function(sample) for sample in samples_of(self.dataset, indices)]
 
     def __repr__(self) -> str:
         return f"{brief(self.dataset)}.map({name_of(self.function)})"
@@ -112,6 +111,7 @@ class ConcatDataset(Dataset[T_co]):
         if not self.datasets:
             raise OptionError("ConcatDataset needs at least one dataset, got none")
         self.cumulative_sizes = list(accumulate(length_of(part, "ConcatDataset") for part in self.datasets))
+        self._starts = [0, *self.cumulative_sizes]
 
     def __len__(self) -> int:
         return self.cumulative_sizes[-1]
@@ -120,10 +120,7 @@ class ConcatDataset(Dataset[T_co]):
         """Which dataset, and the place within it."""
         place = checked_index(index, len(self), "a ConcatDataset")
         number = bisect_right(self.cumulative_sizes, place)
-        return number, place - self._start(number)
-
-    def _start(self, number: int) -> int:
-        return self.cumulative_sizes[number - 1] if number else 0
+        return number, place - self._starts[number]
 
     def __getitem__(self, index: Any, /) -> T_co:
         number, place = self._locate(index)
@@ -161,11 +158,11 @@ class ConcatDataset(Dataset[T_co]):
         numbers = np.searchsorted(self.cumulative_sizes, places, side="right")
         present = np.unique(numbers).tolist() or [0]
         if len(present) == 1:
-            return gathers[present[0]](places - self._start(present[0]), empty)
+            return gathers[present[0]](places - self._starts[present[0]], empty)
         batch = None
         for number in present:
             chosen = np.flatnonzero(numbers == number)
-            part = gathers[number](places[chosen] - self._start(number), np.empty)
+            part = gathers[number](places[chosen] - self._starts[number], np.empty)
             if batch is None:
                 batch = map_leaves(lambda rows: empty((len(places), *rows.shape[1:]), rows.dtype), part)
             for (_, whole), (_, rows) in zip(walk(batch), walk(part), strict=True):

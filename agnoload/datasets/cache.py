@@ -2,9 +2,9 @@
 
 The memory holds a page of counters, a table of one int64 a sample (where its record begins, 0: nowhere) and the records
 one behind the other. Records are only ever added, under a lock that the kernel takes from a process that dies; a record
-counts from the moment that its place is written into the table, and the end of the last record is moved after that, so
-a death in between loses nothing but that record. Readers take no lock: a sample that was kept costs one copy, and that
-copy is thrown away if the cache was cleared meanwhile.
+counts from the moment that its place is written into the table, which is the last step, so a death before it loses
+nothing but that record. Readers take no lock: a sample that was kept costs one copy, and that copy is thrown away if
+the cache was cleared meanwhile.
 
 Nothing is ever pushed out. An epoch visits every sample once, and there to push out the least recently used one would
 mean to push out each sample shortly before it is wanted.
@@ -16,7 +16,7 @@ import mmap
 import pickle
 import warnings
 from threading import get_native_id
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import cloudpickle
 import numpy as np
@@ -129,21 +129,8 @@ class CachedDataset(Dataset[T_co]):
         return sample  # type: ignore[no-any-return]
 
     def _keep(self, place: int, sample: Any, generation: int) -> None:
-        record = self._record(sample)
-        if record is None or self.nbytes + record.size > self.max_bytes:
-            return
-        with self._shared.locked():
-            start = int(self._counters[END])
-            fits = start + record.size <= self._shared.nbytes
-            if not fits or self._table[place] or generation != self._counters[GENERATION]:
-                return
-            record.write(self._shared.bytes[start : start + record.size])
-            self._table[place] = start
-            self._counters[END] = start + record.size
-
-    def _record(self, sample: Any) -> _Record | None:
         try:
-            return _encode(sample)
+            size, pieces = _encode(sample)
         except Exception as error:
             if not self._warned:
                 self._warned = True
@@ -151,9 +138,21 @@ class CachedDataset(Dataset[T_co]):
                     "CachedDataset cannot keep samples that do not pickle, and loads them each time: "
                     f"{one_line(error)}",
                     AgnoloadWarning,
-                    stacklevel=4,
+                    stacklevel=3,
                 )
-            return None
+            return
+        if self.nbytes + size > self.max_bytes:  # a full cache takes no lock
+            return
+        with self._shared.locked():
+            start = int(self._counters[END])
+            fits = start + size <= self._shared.nbytes
+            if not fits or self._table[place] or generation != self._counters[GENERATION]:
+                return
+            for offset, piece in pieces:
+                self._shared.bytes[start + offset : start + offset + len(piece)] = piece
+            # In this order: if a process dies in between, the record is lost, but nothing is written over it.
+            self._counters[END] = start + size
+            self._table[place] = start
 
     def __getstate__(self) -> dict[str, Any]:
         views = {"_counters", "_counts", "_table"} | (set() if is_sending() else {"_shared"})
@@ -168,45 +167,28 @@ class CachedDataset(Dataset[T_co]):
         return f"CachedDataset({brief(self.dataset)}, {used}, {number_of(self.hits, 'hit')})"
 
 
-class _Record(NamedTuple):
-    """A pickled sample.
+def _encode(sample: Any) -> tuple[int, list[tuple[int, Any]]]:
+    """The size of a sample's record, and its pieces, each with the place where it begins.
 
-    `words`: the size of the record, that of the pickle, the number of arrays, and where each of them begins and ends.
+    The first piece lists the size of the record, that of the pickle, the number of arrays, and where each of these
+    begins and ends; the pickle follows, and the arrays.
     """
-
-    words: npt.NDArray[np.int64]
-    header: bytes
-    buffers: list[memoryview]
-
-    @property
-    def size(self) -> int:
-        return int(self.words[0])
-
-    def write(self, memory: npt.NDArray[np.uint8]) -> None:
-        start = self.words.nbytes
-        memory[:start] = self.words.view(np.uint8)
-        memory[start : start + len(self.header)] = np.frombuffer(self.header, np.uint8)
-        for place, buffer in enumerate(self.buffers):
-            memory[self.words[3 + 2 * place] : self.words[4 + 2 * place]] = buffer
-
-
-def _encode(sample: Any) -> _Record:
     found: list[pickle.PickleBuffer] = []
     try:
         header = pickle.dumps(sample, 5, buffer_callback=found.append)
     except Exception:  # a class of the user's program or of a notebook, which only travels by value
         found.clear()
         header = cloudpickle.dumps(sample, 5, buffer_callback=found.append)
-    buffers = [buffer.raw() for buffer in found]
-    words = np.zeros(3 + 2 * len(buffers), np.int64)
+    words = np.zeros(3 + 2 * len(found), np.int64)
+    pieces: list[tuple[int, Any]] = [(0, words.view(np.uint8)), (words.nbytes, np.frombuffer(header, np.uint8))]
     end = words.nbytes + len(header)
-    words[1:3] = len(header), len(buffers)
-    for place, buffer in enumerate(buffers):
-        start = _aligned(end)
-        end = start + buffer.nbytes
+    for place, buffer in enumerate(found):
+        start = end + -end % ALIGNMENT
+        pieces.append((start, buffer.raw()))
+        end = start + len(pieces[-1][1])
         words[3 + 2 * place : 5 + 2 * place] = start, end
-    words[0] = _aligned(end)
-    return _Record(words, header, buffers)
+    words[:3] = end + -end % ALIGNMENT, len(header), len(found)
+    return int(words[0]), pieces
 
 
 def _decode(record: npt.NDArray[np.uint8]) -> Any:
@@ -215,10 +197,6 @@ def _decode(record: npt.NDArray[np.uint8]) -> Any:
     start = 24 + 16 * count
     bounds = record[24:start].view(np.int64).reshape(count, 2).tolist()
     return pickle.loads(memory[start : start + length], buffers=[memory[low:high] for low, high in bounds])
-
-
-def _aligned(offset: int) -> int:
-    return -(-offset // ALIGNMENT) * ALIGNMENT
 
 
 def find_caches(dataset: Any) -> list[CachedDataset[Any]]:

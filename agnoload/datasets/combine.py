@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Iterable
 from typing import Any, TypeVar, overload
 
 import numpy as np
@@ -21,7 +21,7 @@ from agnoload.datasets.base import (
     samples_of,
 )
 from agnoload.errors import OptionError
-from agnoload.protocols import Empty, IndexArray
+from agnoload.protocols import IndexArray
 from agnoload.validate import brief
 
 T_co = TypeVar("T_co", covariant=True)
@@ -64,7 +64,7 @@ class StackDataset(Dataset[T_co]):
     def _parts(self) -> list[Any]:
         return list(self.datasets.values() if isinstance(self.datasets, dict) else self.datasets)
 
-    def _together(self, values: list[Any]) -> Any:
+    def _together(self, values: Iterable[Any]) -> Any:
         return tuple(values) if isinstance(self.datasets, tuple) else dict(zip(self.datasets, values, strict=True))
 
     def __len__(self) -> int:
@@ -75,19 +75,17 @@ class StackDataset(Dataset[T_co]):
 
     @property
     def __getitems__(self) -> GetItems | None:
-        return self._samples if any(map(getitems_of, self._parts())) else None
-
-    def _samples(self, indices: list[int]) -> list[Any]:
-        columns = [samples_of(part, indices) for part in self._parts()]
-        return [self._together(list(values)) for values in zip(*columns, strict=True)]
+        parts = self._parts()
+        if not any(map(getitems_of, parts)):
+            return None
+        return lambda indices: [*map(self._together, zip(*(samples_of(part, indices) for part in parts), strict=True))]
 
     @property
     def __gather__(self) -> Gather | None:
         gathers = [gather for gather in map(gather_of, self._parts()) if gather is not None]
-        return partial(self._gather, gathers) if len(gathers) == len(self.datasets) else None
-
-    def _gather(self, gathers: list[Gather], indices: IndexArray, empty: Empty) -> Any:
-        return self._together([gather(indices, empty) for gather in gathers])
+        if len(gathers) < len(self.datasets):
+            return None
+        return lambda indices, empty: self._together([gather(indices, empty) for gather in gathers])
 
     def __repr__(self) -> str:
         if isinstance(self.datasets, dict):
@@ -122,18 +120,12 @@ class Subset(Dataset[T_co]):
     @property
     def __getitems__(self) -> GetItems | None:
         inner = getitems_of(self.dataset)
-        return None if inner is None else partial(self._samples, inner)
-
-    def _samples(self, inner: GetItems, indices: list[int]) -> Any:
-        return inner(self._chosen(np.asarray(indices, np.int64)).tolist())
+        return None if inner is None else lambda indices: inner(self._chosen(np.asarray(indices, np.int64)).tolist())
 
     @property
     def __gather__(self) -> Gather | None:
         inner = gather_of(self.dataset)
-        return None if inner is None else partial(self._gather, inner)
-
-    def _gather(self, inner: Gather, indices: IndexArray, empty: Empty) -> Any:
-        return inner(self._chosen(indices), empty)
+        return None if inner is None else lambda indices, empty: inner(self._chosen(indices), empty)
 
     def _chosen(self, indices: IndexArray) -> IndexArray:
         check_indices(indices, len(self), "a Subset")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import reprlib
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 from typing import Any, Literal, SupportsIndex, TypeVar, overload
@@ -19,6 +20,7 @@ from agnoload.validate import members
 T = TypeVar("T")
 
 Kind = Literal["str", "bytes", "object"]
+Bytes = npt.NDArray[np.uint8]
 CHUNK = 1 << 12
 """Items that are encoded at a time, so that a generator of any length can be packed."""
 
@@ -44,17 +46,17 @@ class PackedList(Dataset[T], Sequence[T]):
     def __init__(self, iterable: Iterable[T]) -> None:
         if isinstance(iterable, (str, bytes)):
             raise OptionError(f"PackedList needs an iterable of items, got one {type(iterable).__name__}")
-        kind, buffer, offsets = _pack(iter(members("PackedList", iterable, "made of an iterable of items")))
-        self._fill(kind, buffer, offsets, range(len(offsets) - 1))
+        self._fill(*_pack(iter(members("PackedList", iterable, "made of an iterable of items"))))
 
-    def _fill(self, kind: Kind, buffer: npt.NDArray[np.uint8], offsets: IndexArray, places: range) -> None:
+    def _fill(self, kind: Kind, buffer: Bytes, offsets: IndexArray, places: range | None = None) -> PackedList[T]:
         self._kind: Kind = kind
         self._buffer = buffer
         self._offsets = offsets
-        self._places = places
+        self._places = range(len(offsets) - 1) if places is None else places
         # A memoryview gives Python ints and byte strings some times faster than an array does.
         self._bytes = buffer.data
         self._ends = offsets.data
+        return self
 
     @property
     def nbytes(self) -> int:
@@ -74,18 +76,13 @@ class PackedList(Dataset[T], Sequence[T]):
         except IndexError:
             raise IndexError(f"index {index} is out of range for a PackedList of length {len(self)}") from None
         if isinstance(place, range):
-            return self._view(place)
+            return _unpack(self._kind, self._buffer, self._offsets, place)
         item = self._bytes[self._ends[place] : self._ends[place + 1]]
         if self._kind == "str":
             return str(item, "utf-8", "surrogatepass")
         return bytes(item) if self._kind == "bytes" else pickle.loads(item)
 
-    def _view(self, places: range) -> PackedList[T]:
-        part: PackedList[T] = PackedList.__new__(PackedList)
-        part._fill(self._kind, self._buffer, self._offsets, places)
-        return part
-
-    def __iter__(self) -> Iterator[T]:
+    def __iter__(self) -> Iterator[T]:  # that of Sequence would take an IndexError of an item for the end
         return map(self.__getitem__, range(len(self)))
 
     def __eq__(self, other: object) -> bool:
@@ -99,11 +96,9 @@ class PackedList(Dataset[T], Sequence[T]):
             start = places.start if len(places) else 0
             offsets = self._offsets[start : start + len(places) + 1]
             low, high = int(offsets[0]), int(offsets[-1])
-            if low:
-                offsets = offsets - low
-            return _unpack, (self._kind, self._buffer[low:high], offsets)
+            return _unpack, (self._kind, self._buffer[low:high], offsets - low if low else offsets)
         items = [self._bytes[self._ends[place] : self._ends[place + 1]] for place in places]
-        return _unpack, (self._kind, np.frombuffer(b"".join(items), np.uint8), _offsets_of([_lengths(items)]))
+        return _unpack, (self._kind, np.frombuffer(b"".join(items), np.uint8), np.cumsum([0, *map(len, items)]))
 
     def __repr__(self) -> str:
         shown = ", ".join(reprlib.repr(item) for item in self[:3])
@@ -111,57 +106,36 @@ class PackedList(Dataset[T], Sequence[T]):
         return f"PackedList([{shown}{', ...' if len(self) > 3 else ''}], {len(self)} {kind}, {self.nbytes} bytes)"
 
 
-def _unpack(kind: Kind, buffer: npt.NDArray[np.uint8], offsets: IndexArray) -> PackedList[Any]:
+def _unpack(kind: Kind, buffer: Bytes, offsets: IndexArray, places: range | None = None) -> PackedList[Any]:
     packed: PackedList[Any] = PackedList.__new__(PackedList)
-    packed._fill(kind, buffer, offsets, range(len(offsets) - 1))
-    return packed
+    return packed._fill(kind, buffer, offsets, places)
 
 
-def _pack(items: Iterator[Any], kind: Kind | None = None) -> tuple[Kind, npt.NDArray[np.uint8], IndexArray]:
-    buffer = bytearray()
-    lengths: list[IndexArray] = []
-    count = 0
+def _pack(items: Iterator[Any], kind: Kind | None = None) -> tuple[Kind, Bytes, IndexArray]:
+    """The buffer and the offsets of the items; `kind` is found from the items, unless it is given."""
+    buffer, lengths = bytearray(), array("q", [0])
     while chunk := list(islice(items, CHUNK)):
-        if kind is None:
-            kind = _kind_of(chunk)
-        elif kind != "object" and _kind_of(chunk) != kind:  # all were alike until now: begin again, as pickles
-            before = _unpack(kind, np.frombuffer(buffer, np.uint8), _offsets_of(lengths))
+        kinds = set(map(type, chunk))
+        alike: Kind = "str" if kinds <= {str, np.str_} else "bytes" if kinds <= {bytes, np.bytes_} else "object"
+        kind = kind or alike
+        if kind not in ("object", alike):  # all were alike until now: begin again, as pickles
+            before = _unpack(kind, np.frombuffer(buffer, np.uint8), np.cumsum(lengths))
             return _pack(chain(before, chunk, items), "object")
-        encoded = _encode(chunk, kind, count)
-        count += len(chunk)
+        encoded = chunk
+        if kind == "str":
+            encoded = [item.encode("utf-8", "surrogatepass") for item in chunk]
+        elif kind == "object":
+            encoded = [_pickled(item, place) for place, item in enumerate(chunk, len(lengths) - 1)]
         buffer += b"".join(encoded)
-        lengths.append(_lengths(encoded))
-    return kind or "object", np.frombuffer(buffer, np.uint8), _offsets_of(lengths)
+        lengths.extend(map(len, encoded))
+    return kind or "object", np.frombuffer(buffer, np.uint8), np.cumsum(lengths)
 
 
-def _kind_of(chunk: list[Any]) -> Kind:
-    kinds = set(map(type, chunk))
-    if kinds <= {str, np.str_}:
-        return "str"
-    return "bytes" if kinds <= {bytes, np.bytes_} else "object"
-
-
-def _encode(chunk: list[Any], kind: Kind, start: int) -> list[bytes]:
-    if kind == "bytes":
-        return chunk
-    if kind == "str":
-        return [item.encode("utf-8", "surrogatepass") for item in chunk]
-    encoded = []
-    for place, item in enumerate(chunk, start):
-        try:
-            encoded.append(pickle.dumps(item, pickle.HIGHEST_PROTOCOL))
-        except Exception as error:
-            raise OptionError(
-                f"the items of a PackedList must be str, bytes or picklable; item {place} "
-                f"({type(item).__qualname__}) is not: {error}"
-            ) from error
-    return encoded
-
-
-def _lengths(items: Sequence[Any]) -> IndexArray:
-    return np.fromiter(map(len, items), np.int64, len(items))
-
-
-def _offsets_of(lengths: list[IndexArray]) -> IndexArray:
-    counts = np.concatenate([np.zeros(1, np.int64), *lengths])
-    return np.cumsum(counts, out=counts)
+def _pickled(item: Any, place: int) -> bytes:
+    try:
+        return pickle.dumps(item, pickle.HIGHEST_PROTOCOL)
+    except Exception as error:
+        raise OptionError(
+            f"the items of a PackedList must be str, bytes or picklable; item {place} "
+            f"({type(item).__qualname__}) is not: {error}"
+        ) from error

@@ -35,7 +35,10 @@ def random_split(dataset: Samples[S], lengths: Sequence[float], generator: Any =
     """
     total = length_of(dataset, "random_split")
     sizes = _sizes(list(members("the lengths of random_split", lengths, "numbers of samples, or fractions")), total)
-    order = _numpy_generator(generator).permutation(total).astype(np.int64, copy=False)
+    rng = generator
+    if not isinstance(rng, np.random.Generator):
+        rng = keyed_generator(draw_seed() if generator is None else draw_from(generator), 0, Purpose.SPLIT)
+    order = rng.permutation(total).astype(np.int64, copy=False)
     ends = np.cumsum([0, *sizes])
     return [Subset(dataset, order[start:end]) for start, end in pairwise(ends.tolist())]
 
@@ -57,10 +60,3 @@ def _sizes(lengths: list[float], total: int) -> list[int]:
             f"{sum(lengths)}"
         )
     return [int(length) for length in lengths]
-
-
-def _numpy_generator(generator: Any) -> np.random.Generator:
-    if isinstance(generator, np.random.Generator):
-        return generator
-    seed = draw_seed() if generator is None else draw_from(generator)
-    return keyed_generator(seed, 0, Purpose.SPLIT)

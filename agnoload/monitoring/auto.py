@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import closing
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,6 +11,7 @@ import numpy as np
 from agnoload.errors import DatasetNotPicklable
 from agnoload.messages import Request
 from agnoload.monitoring.stats import TRANSPORT, size_of
+from agnoload.options import Options
 from agnoload.protocols import Pool
 from agnoload.streams import MappedStream
 from agnoload.streams.layout import layout_of
@@ -45,30 +45,33 @@ def choose_for_stream(stream: Any, cores: int) -> Choice:
 
 
 def choose_for_dataset(
-    start: Callable[[], Pool], request: Request, length: int, batch_size: int, prefetch: int, cores: int, memory: int
+    options: Options, gathers: bool, start: Callable[[], Pool], pattern: Request, cores: int, memory: int
 ) -> Choice:
-    """Workers for a dataset of `length` samples, from a probe in the one worker that `start` starts.
+    """Workers for a dataset with indices, from a probe in the one worker that `start` starts.
 
-    `request` is a pattern: its indices None for batches, else it asks for single samples.
+    `gathers`: it gives whole batches in one indexing call. The probe's requests are made after `pattern`.
     """
+    if gathers:
+        return Choice(0, "whole batches are gathered in one step, quicker than through a worker")
+    length = len(options.dataset) if hasattr(options.dataset, "__len__") else 0
     if not length:
         return Choice(0, "there is nothing to probe")
     try:
         pool = start()
     except DatasetNotPicklable as error:
         return Choice(0, str(error).split(". ")[0])
+
+    def load(count: int) -> tuple[float, int]:
+        keys = np.linspace(0, length - 1, count).astype(np.int64)  # from all over the dataset
+        pool.submit(pattern._replace(number=count, indices=keys if options.batched else int(keys[0])))
+        reply = pool.receive(PROBE_PATIENCE)
+        if reply.error is not None:
+            raise reply.error
+        return reply.finished - reply.started, size_of(reply.batch)
+
     with closing(pool):
-        return choose_workers(partial(_load, pool, request, length), batch_size, prefetch, cores, memory)
-
-
-def _load(pool: Pool, request: Request, length: int, count: int) -> tuple[float, int]:
-    """Load samples from all over the dataset: the seconds in the worker, and the bytes of the batch."""
-    keys: Any = np.linspace(0, length - 1, count).astype(np.int64)
-    pool.submit(request._replace(number=count, indices=keys if request.indices is None else int(keys[0])))
-    reply = pool.receive(PROBE_PATIENCE)
-    if reply.error is not None:
-        raise reply.error
-    return reply.finished - reply.started, size_of(reply.batch)
+        size = options.cut_size or getattr(options.batch_sampler, "batch_size", None) or 1
+        return choose_workers(load, size, options.prefetch, cores, memory)
 
 
 def choose_workers(load: Load, batch_size: int, prefetch: int, cores: int, memory: int) -> Choice:

@@ -110,28 +110,6 @@ class Sums(NamedTuple):
     samples: int = 0
     nbytes: int = 0
 
-    @property
-    def share_waited(self) -> float:
-        """How much of the time the user waited for data."""
-        return self.waited / self.seconds if self.seconds > 0 else 0.0
-
-    @property
-    def share_steady(self) -> float:
-        """The same once the workers had started, which more or fewer of them do not change."""
-        seconds = self.seconds - self.first
-        return (self.waited - self.first) / seconds if seconds > 0 else 0.0
-
-    @property
-    def busy(self) -> float:
-        """How much of their time workers loaded."""
-        return min(self.loading / self.alive, 1.0) if self.alive > 0 else 0.0
-
-    @property
-    def workers_needed(self) -> float:
-        """How many workers load a batch in the time in which the user's loop uses one."""
-        own = self.seconds - self.waited
-        return self.loading / own if own > 0 else math.inf
-
 
 class Recorder:
     """Counts batches. It notes two tuples for each batch and sums them up many at a time, which is a hundred times
@@ -206,7 +184,12 @@ class Recorder:
         given, self._given = self._given, []
         work, self._work = self._work, []
         if work:
-            self._count_work(work)
+            workers, ends, started, finished = zip(*work, strict=True)
+            count = max(max(workers) + 1, len(self._alive))
+            more = count - len(self._alive)
+            alive, loading = (np.bincount(workers, np.subtract(finished, since), count) for since in (ends, started))
+            self._alive = np.pad(self._alive, (0, more)) + alive
+            self._loading = np.pad(self._loading, (0, more)) + loading
         if given:
             since, began, now, samples, nbytes = zip(*given, strict=True)
             waits = np.subtract(now, began)
@@ -217,16 +200,10 @@ class Recorder:
                 batches=old.batches + len(given), seconds=old.seconds + seconds, waited=old.waited + float(waits.sum()),
                 samples=old.samples + sum(samples), nbytes=old.nbytes + sum(nbytes),
             )  # fmt: skip
-        loading, alive = float(self._loading.sum()), float(self._alive.sum())
-        self._sums = self._sums._replace(first=self._first, loading=loading, alive=alive)
+        self._sums = self._sums._replace(
+            first=self._first, loading=float(self._loading.sum()), alive=float(self._alive.sum())
+        )
         return self._sums
-
-    def _count_work(self, work: list[tuple[int, float, float, float]]) -> None:
-        workers, ends, started, finished = zip(*work, strict=True)
-        count = max(max(workers) + 1, len(self._alive))
-        more = count - len(self._alive)
-        self._alive = np.pad(self._alive, (0, more)) + np.bincount(workers, np.subtract(finished, ends), count)
-        self._loading = np.pad(self._loading, (0, more)) + np.bincount(workers, np.subtract(finished, started), count)
 
     def stats(self, workers: int, choice: str, cores: int, caches: Sequence[Any]) -> Stats:
         """The account up to now."""
@@ -284,7 +261,11 @@ def verdict(sums: Sums, workers: int, cores: int, failed: int = 0, renewed: bool
     """
     if not sums.batches:
         return f"nothing could be loaded: {number_of(failed, 'sample')} failed" if failed else "nothing was loaded yet"
-    share, busy = sums.share_waited, sums.busy
+    own = sums.seconds - sums.waited  # what the user's loop itself takes
+    steady = sums.seconds - sums.first  # once the workers had started, which more or fewer of them do not change
+    share = sums.waited / sums.seconds if sums.seconds > 0 else 0.0
+    calm = steady <= 0 or (sums.waited - sums.first) / steady < LITTLE
+    busy = min(sums.loading / sums.alive, 1.0) if sums.alive > 0 else 0.0
     waited = f"waited for data {share:.0%} of the time"
     if share < LITTLE:
         faster = f"; the loader is {1 / busy:.1f} times faster than the loop that uses it" if 0 < busy < 0.67 else ""
@@ -294,16 +275,15 @@ def verdict(sums: Sums, workers: int, cores: int, failed: int = 0, renewed: bool
     if workers == 0:
         if a_batch < TRANSPORT:
             return f"{waited}, but a batch takes {_time(a_batch)}, {handing_over}: workers do not help"
-        wanted = max(1, math.ceil(min(sums.workers_needed, cores)))
+        wanted = max(1, min(math.ceil(sums.loading / own), cores)) if own > 0 else cores
         return f"{waited}, loading in this process: workers load while the loop works, try num_workers={wanted}"
-    calm = sums.share_steady < LITTLE
     started = calm or sums.first > sums.waited / 2
     kept = "persistent_workers=True, so that they start only once"
     if started:
         waited += f", {sums.first / sums.waited:.0%} of it until the workers had started"
+    if_calm = ". Otherwise there is nothing to gain here" if calm else ""
     crew = f"{workers} worker{'s' * (workers > 1)} {busy:.0%} busy"
-    alone = sums.loading + sums.seconds - sums.waited  # what the same would have taken in one process
-    if not calm and (a_batch < TRANSPORT or (busy < 0.8 and alone < 1.1 * (sums.seconds - sums.first))):
+    if not calm and (a_batch < TRANSPORT or (busy < 0.8 and sums.loading + own < 1.1 * steady)):
         return (
             f"{waited}, with {crew}: a batch takes {_time(a_batch)}, {handing_over}: workers do not help, use "
             f"num_workers=0 or {kept if started and renewed and not once else 'larger batches'}"
@@ -312,13 +292,12 @@ def verdict(sums: Sums, workers: int, cores: int, failed: int = 0, renewed: bool
         return (
             f"{waited}: the first start imports the dataset's modules for all of them. Make the loader earlier, so "
             "that it imports while the program goes on, or use multiprocessing_context='fork' or "
-            "worker_type='thread', which import nothing" + (". Otherwise there is nothing to gain here" if calm else "")
+            f"worker_type='thread', which import nothing{if_calm}"
         )
     if started:
         return (
             f"{waited}: {f'use {kept}' if renewed else 'iterate by steps(), which has no gap between epochs'}; make "
-            "the loader before it is needed, and move heavy imports out of the dataset's module"
-            + (". Otherwise there is nothing to gain here" if calm else "")
+            f"the loader before it is needed, and move heavy imports out of the dataset's module{if_calm}"
         )
     if busy < 0.8:
         return (

@@ -12,7 +12,7 @@ from agnoload.errors import OptionError, StateError
 from agnoload.planning.plan import Progress
 from agnoload.planning.state import EpochPosition, EpochSeeds, SamplerPosition
 from agnoload.planning.user_sampler import UserSampler
-from agnoload.samplers.base import SeededSampler, effective_seed
+from agnoload.samplers.base import effective_seed, given_seed
 from agnoload.seeding import check_seed, draw_from, draw_seed, no_generator
 from agnoload.validate import LARGEST, shown
 
@@ -123,10 +123,8 @@ class EpochCounter:
             raise StateError(
                 f"this state was saved with seed {shown(seeds.samples)}, but this loader was given seed {given}"
             )
-        sampler = self._user_sampler.sampler
-        order = sampler.seed if isinstance(sampler, SeededSampler) else None
-        if given is not None:
-            order = effective_seed(sampler, given, given)
+        own = given_seed(self._user_sampler.sampler)
+        order = given if own is None else own
         if order is not None and order != seeds.order:
             raise StateError(
                 f"this state was saved with a sampler on seed {shown(seeds.order)}, but this loader's is on {order}: "

@@ -12,8 +12,9 @@ from agnoload.planning.plan import OrderPlan, Plan
 from agnoload.planning.state import EpochPosition, Subject, capture, restore
 from agnoload.planning.stream_plan import StreamPlan
 from agnoload.planning.user_sampler import UserSampler, UserSamplerPlan
-from agnoload.samplers.base import SeededSampler, has_random_access
+from agnoload.samplers.base import has_random_access, parts_of
 from agnoload.samplers.basic import RandomSampler, SequentialSampler
+from agnoload.samplers.distributed import DistributedSampler
 from agnoload.samplers.order import batched
 from agnoload.seeding import Rewinder, SampleContext
 from agnoload.streams import need_length, resolve_ranks
@@ -36,8 +37,9 @@ class Planner:
         if sampler is None and not options.stream:
             shuffled = options.shuffle and len(options.dataset)
             sampler = RandomSampler(options.dataset) if shuffled else SequentialSampler(options.dataset)
-        if isinstance(sampler, SeededSampler):
-            sampler.resolve_ranks(world)
+        for part in parts_of(sampler) if world else ():
+            if isinstance(part, DistributedSampler):
+                part.resolve_ranks(world)
         wanted = getattr(sampler, "data_length", None)
         if wanted is not None and wanted != len(options.dataset):
             raise OptionError(

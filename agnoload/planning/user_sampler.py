@@ -25,12 +25,10 @@ from agnoload.options import Options
 from agnoload.planning.plan import OrderedPlan, Plan
 from agnoload.planning.state import EpochPosition, SamplerPosition
 from agnoload.protocols import Stateful
-from agnoload.samplers.base import SeededSampler
+from agnoload.samplers.base import SeededSampler, loader_epoch, parts_of, pop_epoch
 from agnoload.samplers.order import BLOCK
 from agnoload.streams import go_back
 
-DEPTH = 8
-"""How many samplers within each other are looked at."""
 _END = object()
 _DRAWS_NOTHING = (list, tuple, range, np.ndarray)
 
@@ -40,13 +38,10 @@ class UserSampler:
 
     def __init__(self, sampler: Any) -> None:
         self.sampler = sampler
-        self.parts: list[Any] = []
-        """It, and what is inside it, from the outside in."""
-        part = sampler
-        while hasattr(part, "__iter__") and len(self.parts) < DEPTH:
-            self.parts.append(part)
-            inner = getattr(part, "sampler", None)
-            part = getattr(part, "batch_sampler", None) if inner is None else inner
+        self.parts = parts_of(sampler)
+        users = [part for part in self.parts if not isinstance(part, SeededSampler)]
+        self._settable = next((part for part in users if callable(getattr(part, "set_epoch", None))), None)
+        """The first user-defined one that has `set_epoch`."""
         self.share: tuple[int, int] | None = None
         """The rank and the number of ranks that it was made for, by the usual names; None if unknown."""
         for part in reversed(self.parts):
@@ -68,28 +63,21 @@ class UserSampler:
         except (TypeError, NotImplementedError):
             return type(self.sampler).__name__
 
-    def set_epoch(self, seed: int, epoch: int) -> None:
-        """An epoch begins, on the loader's seed for its order."""
-        for part in self.parts:
-            if isinstance(part, SeededSampler):
-                part.lend_seed(seed)
-        for part in self.parts:
-            if callable(getattr(part, "set_epoch", None)):
-                part.set_epoch(epoch)
-                break
+    # ------------------------------------------------------------------------------------------------ its epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """An epoch begins."""
+        if self._settable is not None:
+            self._settable.set_epoch(epoch)
         self.pop_epoch()
 
     def pop_epoch(self) -> int | None:
         """The epoch that the user has set on it since the last call; None if none."""
-        before, theirs = self._shown, [part for part in self.parts if not isinstance(part, SeededSampler)]
-        holder = next((part for part in theirs if callable(getattr(part, "set_epoch", None))), None)
-        epoch = getattr(holder, "epoch", None)  # where most samplers keep what `set_epoch` was given
-        if type(epoch) is int and epoch >= 0:
-            self._shown = epoch
-        for part in self.parts:
-            if isinstance(part, SeededSampler) and (asked := part.pop_epoch()) is not None:
-                return asked
-        return None if self._shown == before else self._shown
+        before, shown = self._shown, getattr(self._settable, "epoch", None)
+        if type(shown) is int and shown >= 0:
+            self._shown = shown
+        asked = pop_epoch(self.sampler)
+        return self._shown if asked is None and self._shown != before else asked
 
     # ------------------------------------------------------------------------------------------------ its own state
 
@@ -133,9 +121,11 @@ class UserSamplerPlan(OrderedPlan):
         self._end_position: SamplerPosition | None = None
         plain = type(user.sampler) in _DRAWS_NOTHING
         self._private = None if plain else IsolatedGlobalRng(start.seeds.order, start.epoch)
+        self._lent = start.seeds.order, start.epoch
         super().__init__(start, 0 if self._batched else -(-start.position // (self._size or 1)))
 
     def _pull(self) -> Request | None:
+        token = loader_epoch.set(self._lent)
         try:
             with self._private or nullcontext():
                 request = super()._pull()
@@ -145,6 +135,7 @@ class UserSamplerPlan(OrderedPlan):
         except GeneratorExit as error:
             raise SampleStopped("GeneratorExit was raised by the sampler: it is not the end of the data") from error
         finally:
+            loader_epoch.reset(token)
             if self._private is not None:
                 self._private.restore()
 
@@ -214,7 +205,7 @@ class UserSamplerPlan(OrderedPlan):
             user.start(self, holder)
         if at_end and holder is not None:
             go_back(holder, state)
-        user.set_epoch(self.start.seeds.order, self.epoch)
+        user.set_epoch(self.epoch)
         if holder is not None and position and own:
             go_back(holder, state)
         iterator: Iterator[Any] = iter(user.sampler)
@@ -231,7 +222,7 @@ class UserSamplerPlan(OrderedPlan):
         if at_end:
             for first in iterator:
                 return chain([first], iterator)
-            user.set_epoch(self.start.seeds.order, self.epoch)
+            user.set_epoch(self.epoch)
             return iter(user.sampler)
         return iterator
 

@@ -7,8 +7,7 @@ from agnoload.samplers.balanced import (
     imbalance_weights,
 )
 from agnoload.samplers.base import Sampler, SeededSampler, effective_seed, has_random_access, is_sampler
-from agnoload.samplers.basic import RandomSampler, SequentialSampler, SubsetRandomSampler
-from agnoload.samplers.batch import BatchSampler
+from agnoload.samplers.basic import BatchSampler, RandomSampler, SequentialSampler, SubsetRandomSampler
 from agnoload.samplers.buckets import BucketBatchSampler
 from agnoload.samplers.distributed import DistributedSampler
 from agnoload.samplers.order import BatchOrder, Order, batched

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from heapq import heapify, heappop, heapreplace
+from collections.abc import Callable
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -40,19 +41,10 @@ def class_counts(shares: npt.NDArray[np.float64], batch_size: int, min_per_class
     remainders = np.round((wanted - counts) / EPSILON)
     counts[np.argsort(-remainders, kind="stable")[: batch_size - counts.sum()]] += 1
     least = min(min_per_class, batch_size // len(shares))
-    if lacking := int(np.maximum(least - counts, 0).sum()):
-        have, want = counts.tolist(), wanted.tolist()  # Python's own numbers are quicker one by one
-        givers = [(round((want[k] - have[k]) / EPSILON), -k) for k in range(len(have)) if have[k] > least]
-        heapify(givers)
-        for _ in range(lacking):
-            k = -givers[0][1]
-            have[k] -= 1
-            if have[k] > least:
-                heapreplace(givers, (round((want[k] - have[k]) / EPSILON), -k))
-            else:
-                heappop(givers)
-        counts = np.maximum(have, least)
-    return counts
+    for _ in range(int(np.maximum(least - counts, 0).sum())):
+        above = np.where(counts > least, np.round((counts - wanted) / EPSILON), -np.inf)
+        counts[len(above) - 1 - int(np.argmax(above[::-1]))] -= 1
+    return np.maximum(counts, least)
 
 
 def exact_shares(weights: list[int], size: int, owed: list[int]) -> tuple[list[int], list[int]]:
@@ -78,43 +70,35 @@ def exact_shares(weights: list[int], size: int, owed: list[int]) -> tuple[list[i
     return counts, left
 
 
-class Rotation:
-    """Gives `places` in each batch to classes in proportion to `rates`, evenly over time, any batch at once.
+def rotation(rates: npt.NDArray[np.float64], order: IndexArray, places: int) -> Callable[[int], IndexArray]:
+    """Gives `places` in each batch to classes in proportion to `rates`, evenly over time.
 
-    Class k comes up at the times `(i + phase_k) / rate_k`, i = 0, 1, ...; the places go to the classes in the order of
-    these times (a divisor method of apportionment). The phases are evenly spaced; `order` is a random permutation that
+    The function that comes back says how often each class has come up before batch `number`, any number at once. Class
+    k comes up at the times `(i + phase_k) / rate_k`, i = 0, 1, ...; the places go to the classes in the order of these
+    times (a divisor method of apportionment). The phases are evenly spaced; `order` is a random permutation that
     assigns them.
     """
+    rates = np.round(rates / EPSILON) * EPSILON
+    offsets, total = 1 - (order + 0.5) / len(order), max(rates.sum(), EPSILON)
 
-    def __init__(self, rates: npt.NDArray[np.float64], order: IndexArray, places: int) -> None:
-        self.rates = np.round(rates / EPSILON) * EPSILON
-        self.offsets = 1 - (order + 0.5) / len(order)
-        self.places = places
-        self._known: dict[int, IndexArray] = {}
+    def counts_at(time: float) -> IndexArray:
+        counts: IndexArray = np.floor(time * rates + offsets).astype(np.int64)
+        return counts
 
-    def before(self, number: int) -> IndexArray:
-        """How often each class has come up before batch `number`."""
-        if number not in self._known:
-            self._known = {n: counts for n, counts in self._known.items() if n == number - 1}
-            self._known[number] = self._count(number * self.places)
-        return self._known[number]
-
-    def _count(self, wanted: int) -> IndexArray:
-        """The counts at the time when `wanted` places are taken, found by bisection."""
-        classes, total = len(self.rates), max(self.rates.sum(), EPSILON)
-        low, high = max(0.0, (wanted - classes) / total), (wanted + classes) / total
-        for _ in range(100):
+    @lru_cache(2)  # the end of one batch is the start of the next
+    def before(number: int) -> IndexArray:
+        wanted = number * places
+        low, high = max(0.0, (wanted - len(rates)) / total), (wanted + len(rates)) / total
+        for _ in range(100):  # find by bisection the time at which `wanted` places are taken
             middle = (low + high) / 2
-            counts = self._count_at(middle)
+            counts = counts_at(middle)
             taken = int(counts.sum())
             if taken == wanted:
                 return counts
             low, high = (middle, high) if taken < wanted else (low, middle)
-        counts = self._count_at(low)  # several come up at the same time: the first of them
-        due = np.flatnonzero(self._count_at(high) > counts)
+        counts = counts_at(low)  # several come up at the same time: the first of them
+        due = np.flatnonzero(counts_at(high) > counts)
         counts[due[: wanted - int(counts.sum())]] += 1
         return counts
 
-    def _count_at(self, time: float) -> IndexArray:
-        counts: IndexArray = np.floor(time * self.rates + self.offsets).astype(np.int64)
-        return counts
+    return before

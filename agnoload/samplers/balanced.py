@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from agnoload.errors import OptionError
 from agnoload.protocols import IndexArray
-from agnoload.samplers.apportion import Rotation, class_counts, class_shares, floors
+from agnoload.samplers.apportion import class_counts, class_shares, floors, rotation
 from agnoload.samplers.base import SeededSampler
 from agnoload.samplers.classes import ClassIndex, ShuffledCycles
 from agnoload.samplers.order import BatchOrder, Order, in_sequence, indivisible
@@ -33,13 +33,61 @@ def imbalance_weights(labels: Any, alpha: float = 1.0) -> npt.NDArray[np.float64
     [0.667, 0.667, 0.667, 2.0]
     """
     classes = ClassIndex("labels", labels)
-    each = class_shares(classes.counts, _checked_alpha(alpha)) * classes.total / classes.counts
+    share = class_shares(classes.counts, number("alpha", alpha, 0, "a number from 0 to 1", 1))
+    each = share * classes.total / classes.counts
     weights = np.empty(classes.total)
     weights[classes.members] = np.repeat(each, classes.counts)
     return weights
 
 
-class BalancedBatchSampler(SeededSampler[list[int]]):
+class _ClassBatchSampler(SeededSampler[list[int]]):
+    """Batches of one size, made of an array of labels."""
+
+    yields_batches = True
+    _options: tuple[str, ...]
+    """Attributes that, with the labels, make the order."""
+
+    def __init__(self, labels: Any, batch_size: int, num_batches: int | None, seed: Any, generator: Any) -> None:
+        super().__init__(seed=seed, generator=generator)
+        self.labels = labels
+        self.classes = ClassIndex("labels", labels)
+        self.data_length = self.classes.total
+        self.batch_size = positive("batch_size", batch_size)
+        enough = -(-self.classes.total // self.batch_size)
+        self.num_batches = enough if num_batches is None else positive("num_batches", num_batches)
+
+    def __len__(self) -> int:
+        return self.num_batches
+
+    def identity(self) -> str:
+        options = ", ".join(str(getattr(self, name)) for name in self._options)
+        return f"{type(self).__name__}({options}, {self.classes.digest()})"
+
+    def _repr_of(self, *parts: str) -> str:
+        labels = f"{number_of(self.classes.total, 'label')} of {number_of(len(self.classes), 'class')}"
+        return super()._repr_of(labels, *parts, number_of(self.num_batches, "batch"))
+
+    def _batches_of(self, batch: Callable[[int], IndexArray]) -> BatchOrder:
+        return indivisible(self.num_batches, batch, lambda number: number * self.batch_size)
+
+    def _samples(self, per_visit: IndexArray, seed: int, epoch: int) -> Callable[[int, int, int], IndexArray]:
+        """The function that gives the samples of a class, from one to before another, of its endless cycles."""
+        classes, rewinder = self.classes, Rewinder()
+
+        @cache
+        def cycles(k: int) -> ShuffledCycles:
+            n = int(classes.counts[k])
+
+            def shuffle(number: int, below: int) -> Order:
+                purpose = Purpose.WITHIN_CLASS
+                return shuffled(n, seed, epoch, purpose, number, k, array_below=below, rewinder=rewinder)
+
+            return ShuffledCycles(n, int(per_visit[k]), shuffle)
+
+        return lambda k, start, stop: classes.pick(k, cycles(k).indices(start, stop))
+
+
+class BalancedBatchSampler(_ClassBatchSampler):
     """Batches of `batch_size` in which class k has its target share, see `class_shares`; shuffled within the batch.
 
     `labels` is one label (a number or a string) for each item. `kind="fixed"`: every batch has the same counts, by
@@ -55,8 +103,8 @@ class BalancedBatchSampler(SeededSampler[list[int]]):
     ([[5, 3, 2], [5, 3, 2]], 10)
     """
 
-    yields_batches = True
-    _fixed = ("labels", "batch_size", "alpha", "kind", "min_per_class", "num_batches")
+    _options = ("batch_size", "alpha", "kind", "num_batches", "min_per_class")
+    _fixed = ("labels", *_options)
 
     def __init__(
         self,
@@ -70,41 +118,58 @@ class BalancedBatchSampler(SeededSampler[list[int]]):
         seed: int | None = None,
         generator: Any = None,
     ) -> None:
-        super().__init__(seed=seed, generator=generator)
-        word("kind", kind, ("fixed", "random"))
-        self.batch_size = positive("batch_size", batch_size)
-        self.alpha = _checked_alpha(alpha)
-        self.kind = kind
+        self.kind = word("kind", kind, ("fixed", "random"))
+        self.alpha = number("alpha", alpha, 0, "a number from 0 to 1", 1)
         self.min_per_class = integer("min_per_class", min_per_class, 0, "a non-negative int")
-        self.labels = labels
-        self.classes = ClassIndex("labels", labels)
-        self.data_length = self.classes.total
-        self.num_batches = _number_of_batches(num_batches, self.classes.total, self.batch_size)
+        super().__init__(labels, batch_size, num_batches, seed, generator)
         self.shares = class_shares(self.classes.counts, self.alpha)
 
-    def __len__(self) -> int:
-        return self.num_batches
-
     def batches(self, seed: int, epoch: int) -> BatchOrder:
-        if self.kind == "random":
-            return _random_batches(self, seed, epoch)
-        return _fixed_batches(self, seed, epoch)
+        return self._batches_of((self._random if self.kind == "random" else self._of_fixed_counts)(seed, epoch))
 
-    def identity(self) -> str:
-        options = f"{self.batch_size}, {self.alpha}, {self.kind}, {self.num_batches}, {self.min_per_class}"
-        return f"BalancedBatchSampler({options}, {self.classes.digest()})"
+    def _random(self, seed: int, epoch: int) -> Callable[[int], IndexArray]:
+        """Each sample is drawn independently; a batch's number is its key's position."""
+        classes, size, rewinder = self.classes, self.batch_size, Rewinder()
+        running = np.cumsum(self.shares)
+        running[-1] = 1.0  # what rounding lacks belongs to the last class
+
+        def batch(number: int) -> IndexArray:
+            rng = rewinder.rewind(seed, epoch, Purpose.CLASSES, number, 0)
+            drawn = np.searchsorted(running, rng.random(size), side="right")
+            return classes.pick(drawn, rng.integers(classes.counts[drawn]))
+
+        return batch
+
+    def _of_fixed_counts(self, seed: int, epoch: int) -> Callable[[int], IndexArray]:
+        """The same counts in every batch; with more classes than places, the same floors, and the remainders rotate."""
+        size, rewinder = self.batch_size, Rewinder()
+        if len(self.classes) > size:
+            wanted = self.shares * size
+            counts = floors(wanted)
+            phases = rewinder.rewind(seed, epoch, Purpose.CLASSES, 0, 1).permutation(len(wanted))
+            rotating = rotation(np.maximum(wanted - counts, 0.0), phases, size - int(counts.sum()))
+            samples = self._samples(np.ones_like(counts), seed, epoch)
+        else:
+            counts, rotating = class_counts(self.shares, size, self.min_per_class), None
+            samples = self._samples(counts, seed, epoch)
+
+        def before(number: int) -> IndexArray:
+            """How many of each class come before a batch."""
+            return counts * number + (0 if rotating is None else rotating(number))
+
+        def batch(number: int) -> IndexArray:
+            low, high = before(number), before(number + 1)
+            made = np.concatenate([samples(k, int(low[k]), int(high[k])) for k in np.flatnonzero(high > low).tolist()])
+            rewinder.rewind(seed, epoch, Purpose.CLASSES, number, 0).shuffle(made)
+            return made
+
+        return batch
 
     def __repr__(self) -> str:
-        return self._repr_of(
-            f"{number_of(self.classes.total, 'label')} of {number_of(len(self.classes), 'class')}",
-            f"batch_size={self.batch_size}",
-            f"alpha={self.alpha:g}",
-            f"kind={self.kind!r}",
-            number_of(self.num_batches, "batch"),
-        )
+        return self._repr_of(f"batch_size={self.batch_size}", f"alpha={self.alpha:g}", f"kind={self.kind!r}")
 
 
-class ClassUniformBatchSampler(SeededSampler[list[int]]):
+class ClassUniformBatchSampler(_ClassBatchSampler):
     """P x K: each batch holds `samples_per_class` samples of each of `classes_per_batch` classes, class after class.
 
     Classes are visited in cycles, each in a fresh random order, so the visits of any two differ by at most one. Each
@@ -118,8 +183,8 @@ class ClassUniformBatchSampler(SeededSampler[list[int]]):
     [[3, 3], [3, 3], [3, 3], [3, 3]]
     """
 
-    yields_batches = True
-    _fixed = ("labels", "classes_per_batch", "samples_per_class", "batch_size", "num_batches")
+    _options = ("classes_per_batch", "samples_per_class", "num_batches")
+    _fixed = ("labels", "batch_size", *_options)
     _first_in_order = False
 
     def __init__(
@@ -132,36 +197,40 @@ class ClassUniformBatchSampler(SeededSampler[list[int]]):
         seed: int | None = None,
         generator: Any = None,
     ) -> None:
-        super().__init__(seed=seed, generator=generator)
         self.classes_per_batch = positive("classes_per_batch", classes_per_batch)
         self.samples_per_class = positive("samples_per_class", samples_per_class)
-        self.labels = labels
-        self.classes = ClassIndex("labels", labels)
+        super().__init__(labels, self.classes_per_batch * self.samples_per_class, num_batches, seed, generator)
         if self.classes_per_batch > len(self.classes):
             raise OptionError(
                 f"classes_per_batch must be at most the number of classes in labels, got {self.classes_per_batch} and "
                 f"{number_of(len(self.classes), 'class')}"
             )
-        self.data_length = self.classes.total
-        self.batch_size = self.classes_per_batch * self.samples_per_class
-        self.num_batches = _number_of_batches(num_batches, self.classes.total, self.batch_size)
-
-    def __len__(self) -> int:
-        return self.num_batches
 
     def batches(self, seed: int, epoch: int) -> BatchOrder:
-        return _class_batches(self, self._first_in_order, seed, epoch)
+        classes, visits, each = len(self.classes), self.classes_per_batch, self.samples_per_class
+        rewinder = Rewinder()
 
-    def identity(self) -> str:
-        options = f"{self.classes_per_batch}, {self.samples_per_class}, {self.num_batches}"
-        return f"{type(self).__name__}({options}, {self.classes.digest()})"
+        def shuffle(number: int, below: int) -> Order:
+            if self._first_in_order and not number:
+                return in_sequence(classes)
+            return shuffled(classes, seed, epoch, Purpose.CLASSES, number, array_below=below, rewinder=rewinder)
+
+        visited = ShuffledCycles(classes, visits, shuffle)
+        samples = self._samples(np.full(classes, each), seed, epoch)
+
+        def batch(number: int) -> IndexArray:
+            parts = []
+            first = number * visits
+            for place, k in enumerate(visited.indices(first, first + visits).tolist(), first):
+                start = place // classes * each  # the cycle through the classes is the number of the class's visit
+                parts.append(samples(k, start, start + each))
+            return np.concatenate(parts)
+
+        return self._batches_of(batch)
 
     def __repr__(self) -> str:
-        return self._repr_of(
-            f"{number_of(self.classes.total, 'label')} of {number_of(len(self.classes), 'class')}",
-            f"{number_of(self.classes_per_batch, 'class')} x {number_of(self.samples_per_class, 'sample')}",
-            number_of(self.num_batches, "batch"),
-        )
+        words = f"{number_of(self.classes_per_batch, 'class')} x {number_of(self.samples_per_class, 'sample')}"
+        return self._repr_of(words)
 
 
 class CyclicClassBatchSampler(ClassUniformBatchSampler):
@@ -198,99 +267,3 @@ class CyclicClassBatchSampler(ClassUniformBatchSampler):
                 f"{max(1, each) * classes} or {(each + 1) * classes}"
             )
         super().__init__(labels, classes, each, num_batches=num_batches, seed=seed, generator=generator)
-
-
-def _random_batches(sampler: BalancedBatchSampler, seed: int, epoch: int) -> BatchOrder:
-    """Each sample is drawn independently; a batch's number is its key's position."""
-    classes, size = sampler.classes, sampler.batch_size
-    running = np.cumsum(sampler.shares)
-    running[-1] = 1.0  # what rounding lacks belongs to the last class
-    rewinder = Rewinder()
-
-    def batch(number: int) -> IndexArray:
-        rng = rewinder.rewind(seed, epoch, Purpose.CLASSES, number, 0)
-        drawn = np.searchsorted(running, rng.random(size), side="right")
-        return classes.pick(drawn, rng.integers(classes.counts[drawn]))
-
-    return _of_equal_size(sampler.num_batches, size, batch)
-
-
-def _fixed_batches(sampler: BalancedBatchSampler, seed: int, epoch: int) -> BatchOrder:
-    """The same counts in every batch; with more classes than places, the same floors, and the remainders rotate."""
-    size, rewinder = sampler.batch_size, Rewinder()
-    rotation = None
-    if len(sampler.classes) > size:
-        wanted = sampler.shares * size
-        counts = floors(wanted)
-        per_visit = np.ones_like(counts)
-        phases = rewinder.rewind(seed, epoch, Purpose.CLASSES, 0, 1).permutation(len(wanted))
-        rotation = Rotation(np.maximum(wanted - counts, 0.0), phases, size - int(counts.sum()))
-    else:
-        counts = per_visit = class_counts(sampler.shares, size, sampler.min_per_class)
-    samples = _class_samples(sampler.classes, per_visit, seed, epoch, rewinder)
-
-    def before(number: int) -> IndexArray:
-        fixed = counts * number
-        return fixed if rotation is None else fixed + rotation.before(number)
-
-    def batch(number: int) -> IndexArray:
-        low, high = before(number), before(number + 1)
-        made = np.concatenate([samples(k, int(low[k]), int(high[k])) for k in np.flatnonzero(high > low).tolist()])
-        rewinder.rewind(seed, epoch, Purpose.CLASSES, number, 0).shuffle(made)
-        return made
-
-    return _of_equal_size(sampler.num_batches, size, batch)
-
-
-def _class_batches(sampler: ClassUniformBatchSampler, first_in_order: bool, seed: int, epoch: int) -> BatchOrder:
-    """P classes, K samples of each: the number of a class's visit is that of the cycle through the classes."""
-    classes, visits, each = len(sampler.classes), sampler.classes_per_batch, sampler.samples_per_class
-    rewinder = Rewinder()
-
-    def shuffle(number: int, below: int) -> Order:
-        if first_in_order and not number:
-            return in_sequence(classes)
-        return shuffled(classes, seed, epoch, Purpose.CLASSES, number, array_below=below, rewinder=rewinder)
-
-    visited = ShuffledCycles(classes, visits, shuffle)
-    samples = _class_samples(sampler.classes, np.full(classes, each), seed, epoch, rewinder)
-
-    def batch(number: int) -> IndexArray:
-        first = number * visits
-        parts = []
-        for place, k in enumerate(visited.indices(first, first + visits).tolist(), first):
-            start = place // classes * each
-            parts.append(samples(k, start, start + each))
-        return np.concatenate(parts)
-
-    return _of_equal_size(sampler.num_batches, sampler.batch_size, batch)
-
-
-def _of_equal_size(number: int, size: int, batch: Callable[[int], IndexArray]) -> BatchOrder:
-    return indivisible(number, batch, lambda place: place * size)
-
-
-def _class_samples(
-    classes: ClassIndex, per_visit: IndexArray, seed: int, epoch: int, rewinder: Rewinder
-) -> Callable[[int, int, int], IndexArray]:
-    """The function that gives the samples of a class, from one to before another, of the cycles that go through it."""
-
-    @cache
-    def cycles(k: int) -> ShuffledCycles:
-        n = int(classes.counts[k])
-
-        def shuffle(number: int, below: int) -> Order:
-            purpose = Purpose.WITHIN_CLASS
-            return shuffled(n, seed, epoch, purpose, number, k, array_below=below, rewinder=rewinder)
-
-        return ShuffledCycles(n, int(per_visit[k]), shuffle)
-
-    return lambda k, start, stop: classes.pick(k, cycles(k).indices(start, stop))
-
-
-def _number_of_batches(number: int | None, items: int, batch_size: int) -> int:
-    return -(-items // batch_size) if number is None else positive("num_batches", number)
-
-
-def _checked_alpha(alpha: Any) -> float:
-    return number("alpha", alpha, 0, "a number from 0 to 1", 1)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator
+from contextvars import ContextVar
 from typing import Any, Generic, TypeGuard, TypeVar
 
 import numpy as np
@@ -19,6 +20,9 @@ from agnoload.seeding import check_seed, draw_from, draw_seed
 from agnoload.validate import array_of, counted
 
 T_co = TypeVar("T_co", covariant=True)
+
+DEPTH = 8
+"""How many samplers within each other are looked at; a user-defined one may contain itself."""
 
 
 class Sampler(Generic[T_co]):
@@ -45,6 +49,12 @@ class Sampler(Generic[T_co]):
         return counted(self)
 
 
+loader_epoch: ContextVar[tuple[int, int] | None] = ContextVar("agnoload_loader_epoch", default=None)
+"""The seed and the epoch for which a loader iterates a user-defined sampler: samplers of ours inside it follow them.
+
+A context variable, since loaders in other threads may iterate the same samplers."""
+
+
 class SeededSampler(Sampler[T_co]):
     """A sampler whose order is a function of `(seed, epoch)`: subclasses define `__len__` and `order` or `batches`.
 
@@ -65,11 +75,15 @@ class SeededSampler(Sampler[T_co]):
         if seed is not None and generator is not None:
             raise OptionError("seed and generator must not both be given: a generator only gives the seed")
         self._seed: int | None = None if seed is None else check_seed(seed)
-        self._lent: int | None = None
-        self._epoch = 0
-        self._asked: int | None = None
         if generator is not None:
             self._seed = draw_from(generator)
+        self._drawn = draw_seed()
+        """The seed outside of a loader, where none was given."""
+        self._epoch = 0
+        self._asked: int | None = None
+        """The epoch that the user has set; None once an iteration or a loader has begun it."""
+        self._followed: tuple[int, int] | None = None
+        """The `loader_epoch` of the last iteration."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in self._fixed and vars(self).get(name, value) is not value:  # a subclass may set what it passes on
@@ -94,13 +108,10 @@ class SeededSampler(Sampler[T_co]):
         """
         return f"{type(self).__name__}({len(self)})"
 
-    def resolve_ranks(self, backend_world: tuple[int, int] | None = None) -> None:
-        """A loader calls this before anything else, with the rank and the world size that its backend knows."""
-
     @property
     def seed(self) -> int | None:
         """The seed that was given to this sampler, or to the one inside it; None if there was none."""
-        return self._seed
+        return given_seed(self)
 
     @property
     def epoch(self) -> int:
@@ -111,38 +122,21 @@ class SeededSampler(Sampler[T_co]):
         """The next iteration, here or through a loader, is this epoch; passed on to the sampler inside."""
         self._epoch = self._asked = check_seed(epoch, "epoch")
 
-    def pop_epoch(self) -> int | None:
-        """The epoch that the user has set, here or inside, since the last call; None if none.
-
-        A loader calls it before each epoch, so that each `set_epoch` counts once.
-        """
-        asked, self._asked = self._asked, None
-        return asked
-
     def __iter__(self) -> Iterator[Any]:
-        asked = self.pop_epoch()
+        loader, asked = loader_epoch.get(), pop_epoch(self)
         epoch = self._epoch if asked is None else asked
-        items = self._walk(epoch)
-        self._epoch = epoch + 1
+        if loader and loader is not self._followed and asked is None:  # iterated again for the same one, epochs follow
+            epoch = loader[1]
+        items = self._walk(effective_seed(self, loader[0] if loader else None, self._drawn), epoch)
+        self._followed, self._epoch = loader, epoch + 1
         return items
 
-    def lend_seed(self, seed: int) -> None:
-        """Set the seed that `__iter__` uses: by a loader that iterates a user-defined sampler around this one."""
-        self._lent = seed
-
-    def standalone_seed(self) -> int:
-        """The seed that `__iter__` uses: the one that a loader has lent, else its own, else one drawn once."""
-        if self._lent is None:
-            self._lent = effective_seed(self, None, draw_seed())
-        return self._lent
-
-    def _walk(self, epoch: int) -> Iterator[Any]:
-        seed = self.standalone_seed()
+    def _walk(self, seed: int, epoch: int) -> Iterator[Any]:
         return iter(self.batches(seed, epoch) if self.yields_batches else self.order(seed, epoch))
 
     def _repr_of(self, *parts: str) -> str:
         """The text of `repr`: the class, its parts, and the seed if there is one."""
-        seed = () if self.seed is None else (f"seed={self.seed}",)
+        seed = () if self._seed is None else (f"seed={self._seed}",)
         return f"{type(self).__name__}({', '.join((*parts, *seed))})"
 
 
@@ -160,24 +154,10 @@ class AroundSampler(SeededSampler[T_co]):
     def identity(self) -> str:
         return self.sampler.identity() if isinstance(self.sampler, SeededSampler) else type(self.sampler).__name__
 
-    def resolve_ranks(self, backend_world: tuple[int, int] | None = None) -> None:
-        if isinstance(self.sampler, SeededSampler):
-            self.sampler.resolve_ranks(backend_world)
-
-    @property
-    def seed(self) -> int | None:
-        inner = self.sampler.seed if self._seed is None and isinstance(self.sampler, SeededSampler) else None
-        return self._seed if inner is None else inner
-
     def set_epoch(self, epoch: int) -> None:
         super().set_epoch(epoch)
         if callable(inner := getattr(self.sampler, "set_epoch", None)):
             inner(epoch)
-
-    def pop_epoch(self) -> int | None:
-        inside = self.sampler.pop_epoch() if isinstance(self.sampler, SeededSampler) else None
-        asked = super().pop_epoch()
-        return inside if asked is None else asked
 
     def _inner(self) -> SeededSampler[Any]:
         """The sampler inside, to ask for its order."""
@@ -185,15 +165,56 @@ class AroundSampler(SeededSampler[T_co]):
             raise OptionError(f"{self!r} has a user-defined sampler inside and no random access: iterate it")
         return self.sampler
 
+    def _walk(self, seed: int, epoch: int) -> Iterator[Any]:
+        return super()._walk(seed, epoch) if has_random_access(self.sampler) else self._select(iter(self.sampler))
+
+    def _select(self, items: Iterator[Any]) -> Iterator[Any]:
+        """What it yields of the items of a user-defined sampler, without knowing how many there are."""
+        raise NotImplementedError
+
+
+def parts_of(sampler: Any) -> list[Any]:
+    """A sampler and those inside it: each is the `sampler`, else the `batch_sampler`, of the one before."""
+    parts = [sampler]
+    while len(parts) < DEPTH:
+        inner = getattr(parts[-1], "sampler", None)
+        inner = getattr(parts[-1], "batch_sampler", None) if inner is None else inner
+        if not hasattr(inner, "__iter__"):
+            break
+        parts.append(inner)
+    return parts
+
+
+def given_seed(sampler: Any) -> int | None:
+    """The seed that was given to a sampler of ours, else to the next one inside it; None if there was none."""
+    seeds = [part._seed for part in parts_of(sampler) if isinstance(part, SeededSampler)]
+    return next((seed for seed in seeds if seed is not None), None)
+
 
 def effective_seed(sampler: Any, given: int | None, drawn: int) -> int:
     """The seed that a sampler uses: its own, else the loader's `given`, else 0 if it is split, else the `drawn` one.
 
     A sampler inside another uses the seed of the outer one.
     """
-    ours = isinstance(sampler, SeededSampler)
-    known = (sampler.seed if ours else None, given, 0 if ours and sampler.is_split else None)
-    return next((seed for seed in known if seed is not None), drawn)
+    own = given_seed(sampler)
+    known = given if own is None else own
+    if known is None:
+        return 0 if is_split(sampler) else drawn
+    return known
+
+
+def is_split(sampler: Any) -> bool:
+    """Whether it, or one inside it, yields only one rank's share."""
+    return any(getattr(part, "is_split", False) for part in parts_of(sampler))
+
+
+def pop_epoch(sampler: Any) -> int | None:
+    """The epoch that the user has set on a sampler, or on one of ours inside it, since the last call; None if none."""
+    ours = [part for part in parts_of(sampler) if isinstance(part, SeededSampler)]
+    asked = [part._asked for part in ours if part._asked is not None]
+    for part in ours:
+        part._asked = None
+    return asked[0] if asked else None
 
 
 def has_random_access(sampler: Any) -> TypeGuard[SeededSampler[Any]]:

@@ -1,20 +1,21 @@
-"""The samplers that know only how many samples there are: in order, in random order, or a subset in random order."""
+"""The samplers that know only how many samples there are: in order, in random order, a subset of them, in batches."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Sized
 from functools import lru_cache
+from itertools import islice
 from typing import Any
 
 import numpy as np
 
 from agnoload.errors import OptionError
 from agnoload.protocols import IndexArray
-from agnoload.samplers.base import SeededSampler, digest, vector
-from agnoload.samplers.order import Order, in_chunks, in_sequence
+from agnoload.samplers.base import AroundSampler, SeededSampler, digest, vector
+from agnoload.samplers.order import BatchOrder, Order, batched, in_chunks, in_sequence
 from agnoload.samplers.shuffle import shuffled
 from agnoload.seeding import Purpose, Rewinder
-from agnoload.validate import flag, number_of, positive, sized
+from agnoload.validate import brief, flag, number_of, positive, sized
 
 DRAWS = 1 << 12
 """Part of the saved format: draws with replacement are made in chunks of this size, each with a key of its own."""
@@ -71,7 +72,8 @@ class RandomSampler(SeededSampler[int]):
         self.data_source = sized("data_source", data_source)
         self.replacement = flag("replacement", replacement)
         self._num_samples = None if num_samples is None else positive("num_samples", num_samples)
-        self._check()
+        if self._num_samples and not len(data_source):
+            raise OptionError(f"num_samples must be 0 for an empty data_source, got {num_samples}")
 
     @property
     def num_samples(self) -> int:
@@ -81,16 +83,20 @@ class RandomSampler(SeededSampler[int]):
     def __len__(self) -> int:
         return self.num_samples
 
-    def _check(self) -> None:
-        if self.num_samples and not len(self.data_source):
-            raise OptionError(f"num_samples must be 0 for an empty data_source, got {self.num_samples}")
-
     def order(self, seed: int, epoch: int) -> Order:
-        self._check()  # its length may have changed
         n, wanted = len(self.data_source), self.num_samples
         if self.replacement:
-            return uniform(n, wanted, seed, epoch)
-        return shuffled(n, seed, epoch) if 0 < wanted == n else shuffles(n, wanted, seed, epoch)
+            return draws(wanted, seed, epoch, lambda rng, picked: rng.integers(n, size=DRAWS)[picked])
+        if 0 < wanted == n:
+            return shuffled(n, seed, epoch)
+
+        @lru_cache(1)
+        def shuffle(number: int) -> Order:
+            return shuffled(n, seed, epoch, Purpose.ORDER, number)
+
+        return in_chunks(
+            wanted, n, lambda number, picked: shuffle(number).indices(picked.start, picked.stop, picked.step)
+        )
 
     def identity(self) -> str:
         return f"RandomSampler({len(self.data_source)}, {self.num_samples}, {self.replacement})"
@@ -121,7 +127,10 @@ class SubsetRandomSampler(SeededSampler[int]):
 
     @indices.setter
     def indices(self, indices: Any) -> None:
-        self._indices = integer_indices(indices)
+        array = vector("indices", indices)
+        if array.dtype != bool and array.size and array.dtype.kind not in "iu":
+            raise OptionError(f"indices must be integers or a boolean mask, got {array.dtype}")
+        self._indices: IndexArray = np.flatnonzero(array) if array.dtype == bool else array.astype(np.int64)
         self._indices.flags.writeable = False
 
     def __len__(self) -> int:
@@ -138,24 +147,40 @@ class SubsetRandomSampler(SeededSampler[int]):
         return self._repr_of(number_of(len(self), "index", "indices"))
 
 
-def integer_indices(indices: Sequence[int] | Any) -> IndexArray:
-    """A copy of indices or of a boolean mask as an int64 array, or `OptionError`."""
-    array = vector("indices", indices)
-    if array.dtype == bool:
-        return np.flatnonzero(array)
-    if array.size and array.dtype.kind not in "iu":
-        raise OptionError(f"indices must be integers or a boolean mask, got {array.dtype}")
-    return array.astype(np.int64)
+class BatchSampler(AroundSampler[list[int]]):
+    """The keys that `sampler` yields, in lists of `batch_size`; `drop_last` leaves out a last one that is shorter.
 
+    `sampler` is any iterable of keys. Its seed and epoch are those of the batches.
 
-def shuffles(n: int, wanted: int, seed: int, epoch: int) -> Order:
-    """Shuffles of n items one after the other, cut off after `wanted`; a shuffle's number is its key's position."""
+    >>> list(BatchSampler(range(5), 2, drop_last=False))
+    [[0, 1], [2, 3], [4]]
+    """
 
-    @lru_cache(1)
-    def shuffle(number: int) -> Order:
-        return shuffled(n, seed, epoch, Purpose.ORDER, number)
+    yields_batches = True
 
-    return in_chunks(wanted, n, lambda number, picked: shuffle(number).indices(picked.start, picked.stop, picked.step))
+    def __init__(self, sampler: Iterable[Any], batch_size: int, drop_last: bool) -> None:
+        if not hasattr(sampler, "__iter__"):
+            raise OptionError(f"sampler must be iterable, got {sampler!r}")
+        if getattr(sampler, "yields_batches", False):
+            raise OptionError(f"sampler must yield indices, got {sampler!r}, which yields batches already")
+        super().__init__(sampler)
+        self.batch_size = positive("batch_size", batch_size)
+        self.drop_last = flag("drop_last", drop_last)
+
+    def __len__(self) -> int:
+        items = len(self.sampler)  # without a length, its own TypeError says so
+        return items // self.batch_size if self.drop_last else -(-items // self.batch_size)
+
+    def batches(self, seed: int, epoch: int) -> BatchOrder:
+        return batched(self._inner().order(seed, epoch), self.batch_size, self.drop_last)
+
+    def _select(self, items: Iterator[Any]) -> Iterator[list[Any]]:
+        while batch := list(islice(items, self.batch_size)):
+            if len(batch) == self.batch_size or not self.drop_last:
+                yield batch
+
+    def __repr__(self) -> str:
+        return f"BatchSampler({brief(self.sampler)}, {self.batch_size}, drop_last={self.drop_last})"
 
 
 def draws(wanted: int, seed: int, epoch: int, draw: Callable[[np.random.Generator, slice], IndexArray]) -> Order:
@@ -166,8 +191,3 @@ def draws(wanted: int, seed: int, epoch: int, draw: Callable[[np.random.Generato
         DRAWS,
         lambda number, picked: draw(rewinder.rewind(seed, epoch, Purpose.ORDER, number, 0), picked),
     )
-
-
-def uniform(n: int, wanted: int, seed: int, epoch: int) -> Order:
-    """Independent uniform draws from 0, 1, ... n - 1."""
-    return draws(wanted, seed, epoch, lambda rng, picked: rng.integers(n, size=DRAWS)[picked])

@@ -10,7 +10,7 @@ import numpy as np
 
 from agnoload.errors import OptionError
 from agnoload.protocols import IndexArray
-from agnoload.samplers.base import SeededSampler
+from agnoload.samplers.base import SeededSampler, effective_seed
 from agnoload.samplers.classes import ARRAY_BELOW, ClassIndex
 from agnoload.samplers.order import BatchOrder, Order, indivisible
 from agnoload.samplers.shuffle import shuffled
@@ -74,53 +74,27 @@ class BucketBatchSampler(SeededSampler[list[int]]):
         self.drop_last = bool(drop_last)
         self.largest_first = flag("largest_first", largest_first)
         self.lengths = lengths
-        self.groups = ClassIndex("lengths", lengths)
-        names = self.groups.names
+        self.groups = groups = ClassIndex("lengths", lengths)
+        names = groups.names
         if names.dtype.kind not in "iu" or names[0] < 0:
             raise OptionError(f"lengths must be integers of at least 0, got {names.dtype}, the least {names[0]}")
-        self._refuse_oversized(oversized)
-        self.data_length = self.groups.total
-        firsts = _firsts(self._bucket_numbers(buckets))
-        self.offsets: IndexArray = np.append(self.groups.offsets[firsts], self.groups.total)
+        if self.max_tokens is not None and oversized == "raise" and names[-1] > self.max_tokens:
+            first = int(np.argmax(names > self.max_tokens))
+            raise OptionError(
+                f"lengths must be at most max_tokens, got length {names[first]} at index "
+                f"{groups.members[groups.offsets[first]]} and max_tokens {self.max_tokens}: raise max_tokens, or pass "
+                "oversized='alone'"
+            )
+        self.data_length = groups.total
+        numbers = self._bucket_numbers(buckets)
+        firsts = np.flatnonzero(np.append(True, np.diff(numbers) != 0))  # the shortest length of each bucket
+        self.offsets: IndexArray = np.append(groups.offsets[firsts], groups.total)
         longest = names[np.append(firsts[1:], len(names)) - 1]
         self.longest: IndexArray = np.maximum(longest, 1).astype(np.int64)
-        self.borders = _cut(self.offsets, self.longest, self.batch_size, self.max_tokens)
-        self.left_out = self.groups.total % self.batch_size if self.drop_last and self.batch_size else 0
+        self.borders = self._cut()
+        self.left_out = groups.total % self.batch_size if self.drop_last and self.batch_size else 0
         if self.left_out:
             self.borders = self.borders[:-1]
-
-    def __len__(self) -> int:
-        return len(self.borders) - 1
-
-    def batches(self, seed: int, epoch: int) -> BatchOrder:
-        return _bucket_batches(self, seed, epoch)
-
-    def padding_share(self, epoch: int = 0) -> float:
-        """The share of padding in the padded batches of an epoch, from 0 to 1, by this sampler's own seed."""
-        batches = self.batches(self.standalone_seed(), epoch)
-        lengths = np.asarray(self.lengths)
-        found = [lengths[batches.batch(number)] for number in range(len(batches))]
-        padded = sum(int(batch.max()) * len(batch) for batch in found)
-        return 1 - sum(int(batch.sum()) for batch in found) / padded if padded else 0.0
-
-    def identity(self) -> str:
-        options = f"{self.batch_size}, {self.max_tokens}, {self.shuffle}, {self.drop_last}, {self.largest_first}"
-        return f"BucketBatchSampler({options}, {len(self.longest)}, {len(self)}, {self.groups.digest()})"
-
-    def costs(self) -> IndexArray:
-        """What each batch costs at most, in the order of the cut: its count times the longest of its last bucket."""
-        last = np.searchsorted(self.offsets, self.borders[1:], side="left") - 1
-        return np.diff(self.borders) * self.longest[last]
-
-    def _refuse_oversized(self, oversized: str) -> None:
-        if self.max_tokens is None or oversized == "alone" or self.groups.names[-1] <= self.max_tokens:
-            return
-        first = int(np.argmax(self.groups.names > self.max_tokens))
-        length, worst = self.groups.names[first], self.groups.members[self.groups.offsets[first]]
-        raise OptionError(
-            f"lengths must be at most max_tokens, got length {length} at index {worst} and max_tokens "
-            f"{self.max_tokens}: raise max_tokens, or pass oversized='alone'"
-        )
 
     def _bucket_numbers(self, buckets: int | Sequence[int] | None) -> IndexArray:
         """A number for each distinct length, the same for those that share a bucket; they rise with the length."""
@@ -140,6 +114,81 @@ class BucketBatchSampler(SeededSampler[list[int]]):
             numbers = 2 * numbers + (lengths > self.max_tokens)
         return numbers
 
+    def _cut(self) -> IndexArray:
+        """The borders of the batches in the sequence of all items, bucket after bucket; a batch may span several."""
+        total, offsets = self.groups.total, self.offsets.tolist()
+        rooms = np.full(len(self.longest), self.batch_size or total)
+        if self.max_tokens is not None:
+            rooms = np.minimum(rooms, np.maximum(self.max_tokens // self.longest, 1))
+        borders = [np.zeros(1, np.int64)]
+        held = 0  # items in the open batch
+        for start, stop, room in zip(offsets, offsets[1:], rooms.tolist(), strict=False):
+            if held >= room:
+                borders.append(np.array([start]))
+                held = 0
+            full = np.arange(start - held + room, stop + 1, room)
+            borders.append(full)
+            held = stop - int(full[-1]) if full.size else held + stop - start
+        if held:
+            borders.append(np.array([total]))
+        return np.concatenate(borders)
+
+    def __len__(self) -> int:
+        return len(self.borders) - 1
+
+    def batches(self, seed: int, epoch: int) -> BatchOrder:
+        n, rewinder, offsets = len(self), Rewinder(), self.offsets
+        members: IndexArray = self.groups.members
+        cuts = np.arange(n)  # the batches of the cut, in the order of the epoch
+        hole = n  # the items that `drop_last` leaves out lie before this batch of the cut
+        if self.shuffle and n:
+            cuts = shuffled(n, seed, epoch).indices(0, n)
+            if self.left_out:
+                hole = int(rewinder.rewind(seed, epoch, Purpose.ORDER, 0, 1).integers(n + 1))
+        if self.largest_first and n:
+            largest = int(np.argmax(self.costs()))
+            cuts[cuts == largest] = cuts[0]
+            cuts[0] = largest
+        borders = np.concatenate((np.zeros(1, np.int64), np.cumsum(np.diff(self.borders)[cuts])))
+
+        @cache
+        def bucket(number: int) -> Order:
+            items = int(offsets[number + 1] - offsets[number])
+            purpose = Purpose.WITHIN_CLASS
+            return shuffled(items, seed, epoch, purpose, 0, number, array_below=ARRAY_BELOW, rewinder=rewinder)
+
+        def batch(number: int) -> IndexArray:
+            cut = int(cuts[number])
+            start, stop = (self.borders[cut : cut + 2] + (self.left_out if cut >= hole else 0)).tolist()
+            if not self.shuffle:
+                return members[start:stop]
+            parts: list[IndexArray] = []  # places among the items sorted by length, bucket by bucket
+            k = int(np.searchsorted(offsets, start, side="right")) - 1
+            while start < stop:
+                low, high = offsets[k : k + 2].tolist()
+                parts.append(bucket(k).indices(start - low, min(high, stop) - low) + low)
+                start, k = min(high, stop), k + 1
+            return members[np.concatenate(parts)]
+
+        return indivisible(n, batch, lambda number: int(borders[number]))
+
+    def padding_share(self, epoch: int = 0) -> float:
+        """The share of padding in the padded batches of an epoch, from 0 to 1, by this sampler's own seed."""
+        batches = self.batches(effective_seed(self, None, self._drawn), epoch)
+        lengths = np.asarray(self.lengths)
+        found = [lengths[batches.batch(number)] for number in range(len(batches))]
+        padded = sum(int(batch.max()) * len(batch) for batch in found)
+        return 1 - sum(int(batch.sum()) for batch in found) / padded if padded else 0.0
+
+    def identity(self) -> str:
+        options = f"{self.batch_size}, {self.max_tokens}, {self.shuffle}, {self.drop_last}, {self.largest_first}"
+        return f"BucketBatchSampler({options}, {len(self.longest)}, {len(self)}, {self.groups.digest()})"
+
+    def costs(self) -> IndexArray:
+        """What each batch costs at most, in the order of the cut: its count times the longest of its last bucket."""
+        last = np.searchsorted(self.offsets, self.borders[1:], side="left") - 1
+        return np.diff(self.borders) * self.longest[last]
+
     def __repr__(self) -> str:
         costs, total = self.costs().sum(), int((self.groups.names.astype(np.int64) * self.groups.counts).sum())
         share = "" if self.left_out else f", padding at most {1 - total / costs:.1%}"
@@ -148,69 +197,3 @@ class BucketBatchSampler(SeededSampler[list[int]]):
             *(f"{name}={getattr(self, name)}" for name in ("batch_size", "max_tokens") if getattr(self, name)),
             f"{number_of(len(self), 'batch')}{share}",
         )
-
-
-def _firsts(numbers: IndexArray) -> IndexArray:
-    """Where a new number begins."""
-    return np.flatnonzero(np.append(True, np.diff(numbers) != 0))
-
-
-def _cut(offsets: IndexArray, longest: IndexArray, batch_size: int | None, max_tokens: int | None) -> IndexArray:
-    """The borders of the batches in the sequence of all items, bucket after bucket; a batch may span several."""
-    rooms = np.full(len(longest), int(offsets[-1]) if batch_size is None else batch_size)
-    if max_tokens is not None:
-        rooms = np.minimum(rooms, np.maximum(max_tokens // longest, 1))
-    borders = [np.zeros(1, np.int64)]
-    held = 0  # items in the open batch
-    for start, stop, room in zip(offsets[:-1].tolist(), offsets[1:].tolist(), rooms.tolist(), strict=True):
-        if held >= room:
-            borders.append(np.array([start]))
-            held = 0
-        full = np.arange(start - held + room, stop + 1, room)
-        borders.append(full)
-        held = stop - int(full[-1]) if full.size else held + stop - start
-    if held:
-        borders.append(offsets[-1:])
-    return np.concatenate(borders)
-
-
-def _bucket_batches(sampler: BucketBatchSampler, seed: int, epoch: int) -> BatchOrder:
-    """The batches of an epoch: those of the cut, shuffled, with every bucket's items shuffled."""
-    n, rewinder, offsets = len(sampler), Rewinder(), sampler.offsets
-    cuts = np.arange(n)
-    hole = n  # the items that `drop_last` leaves out lie before this batch of the cut
-    if sampler.shuffle and n:
-        cuts = shuffled(n, seed, epoch).indices(0, n)
-        if sampler.left_out:
-            hole = int(rewinder.rewind(seed, epoch, Purpose.ORDER, 0, 1).integers(n + 1))
-    if sampler.largest_first and n:
-        largest = int(np.argmax(sampler.costs()))
-        cuts[cuts == largest] = cuts[0]
-        cuts[0] = largest
-    borders = np.concatenate((np.zeros(1, np.int64), np.cumsum(np.diff(sampler.borders)[cuts])))
-
-    @cache
-    def bucket(number: int) -> Order:
-        items = int(offsets[number + 1] - offsets[number])
-        purpose = Purpose.WITHIN_CLASS
-        return shuffled(items, seed, epoch, purpose, 0, number, array_below=ARRAY_BELOW, rewinder=rewinder)
-
-    def places(start: int, stop: int) -> IndexArray:
-        """Where, among the items sorted by length, those are that the shuffled buckets hold from `start` to `stop`."""
-        if not sampler.shuffle:
-            return np.arange(start, stop)
-        parts = []
-        number = int(np.searchsorted(offsets, start, side="right")) - 1
-        while start < stop:
-            low, high = offsets[number : number + 2].tolist()
-            parts.append(bucket(number).indices(start - low, min(high, stop) - low) + low)
-            start, number = min(high, stop), number + 1
-        return np.concatenate(parts)
-
-    def batch(number: int) -> IndexArray:
-        cut = int(cuts[number])
-        start, stop = sampler.borders[cut : cut + 2].tolist()
-        shift = sampler.left_out if cut >= hole else 0
-        return sampler.groups.members[places(start + shift, stop + shift)]
-
-    return indivisible(n, batch, lambda number: int(borders[number]))

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from agnoload.errors import OptionError
 from agnoload.protocols import IndexArray
 from agnoload.samplers.base import digest, vector
-from agnoload.samplers.order import BLOCK, Order, in_chunks
+from agnoload.samplers.order import BLOCK, Order, from_array, in_chunks
 
 ARRAY_BELOW = 1 << 16
 """Part of the saved format: shuffles of fewer items of a class are arrays, longer ones keyed bijections."""
@@ -22,7 +22,7 @@ ARRAY_BELOW = 1 << 16
 class ClassIndex:
     """Items by class: `members[offsets[k]:offsets[k + 1]]` are the items of class k, in rising order.
 
-    `names` are the distinct labels, sorted; `counts` how many items each has.
+    `names` are the distinct labels, sorted; `counts` how many items each has; `total` the number of items.
     """
 
     def __init__(self, name: str, labels: Any) -> None:
@@ -31,15 +31,13 @@ class ClassIndex:
             raise OptionError(f"{name} must not be empty, got none")
         if array.dtype.kind == "f" and np.isnan(array.min()):
             raise OptionError(f"{name} must not be NaN, got one at index {int(np.flatnonzero(np.isnan(array))[0])}")
+        self.total = len(array)
         self.counts: IndexArray
         self.names, codes, self.counts = _distinct(array)
+        if len(self.names) <= 1 << 16:
+            codes = codes.astype(np.uint16)  # NumPy sorts 16-bit integers by radix, which is five times quicker
         self.offsets: IndexArray = np.concatenate(([0], np.cumsum(self.counts)))
-        self.members: IndexArray = _sort_stably(codes)
-
-    @property
-    def total(self) -> int:
-        """The number of items."""
-        return len(self.members)
+        self.members: IndexArray = np.argsort(codes, kind="stable")
 
     def __len__(self) -> int:
         """The number of classes."""
@@ -64,30 +62,13 @@ def _distinct(array: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[An
             shifted = values.astype(np.int64) - low  # few possible values: to count them is quicker than to sort
             counts = np.bincount(shifted)
             present = counts > 0
-            codes = (np.cumsum(present) - 1).astype(_code_type(int(present.sum())))[shifted]
+            codes = (np.cumsum(present) - 1)[shifted]
             return (np.flatnonzero(present) + low).astype(array.dtype), codes, counts[present]
     try:
         names, codes, counts = np.unique(array, return_inverse=True, return_counts=True)
     except TypeError as error:
         raise OptionError(f"labels must be of one type that can be sorted, such as ints or texts: {error}") from None
-    return names, codes.reshape(-1).astype(_code_type(len(names)), copy=False), counts
-
-
-def _code_type(classes: int) -> Any:
-    return np.uint16 if classes <= 1 << 16 else np.int64
-
-
-def _sort_stably(codes: npt.NDArray[Any]) -> IndexArray:
-    """`argsort(codes, kind="stable")`; NumPy sorts 16-bit integers by radix, which is five times quicker."""
-    if codes.dtype == np.uint16:
-        return np.argsort(codes, kind="stable")
-    order = np.argsort((codes & 0xFFFF).astype(np.uint16), kind="stable")
-    high = codes[order] >> 16
-    return order[_sort_stably(high.astype(_code_type(int(high.max()) + 1)))]
-
-
-Part = Callable[[int, int], IndexArray]
-"""Gives the places of a cycle from one to before another."""
+    return names, codes.reshape(-1), counts
 
 
 class ShuffledCycles:
@@ -116,22 +97,19 @@ class ShuffledCycles:
         below = ARRAY_BELOW if self.long else n + 1
         self._shuffle = lru_cache(2)(lambda number: shuffle(number, below))
         self._first = -1
-        self._made: list[Part] = []
+        self._made: list[Order] = []
         """The cycles of one period, from number `_first` on, as far as they were needed."""
 
     def indices(self, start: int, stop: int) -> IndexArray:
         """The things at the places from `start` to before `stop` of the sequence."""
-        number, place = divmod(start, self.n)
-        if place + stop - start <= self.n:
-            return self._cycle(number)(place, place + stop - start)
         parts = []
         while start < stop:
             number, place = divmod(start, self.n)
-            parts.append(self._cycle(number)(place, min(self.n, place + stop - start)))
+            parts.append(self._cycle(number).indices(place, min(self.n, place + stop - start)))
             start += len(parts[-1])
-        return np.concatenate(parts)
+        return np.concatenate(parts) if len(parts) > 1 else parts[0]
 
-    def _cycle(self, number: int) -> Part:
+    def _cycle(self, number: int) -> Order:
         if self.n <= 2:  # two things that never come twice in a row can only alternate
             number = 0
         first = number - number % self.period
@@ -142,7 +120,7 @@ class ShuffledCycles:
             self._made.append(make(first + len(self._made)))
         return self._made[number - first]
 
-    def _long(self, number: int) -> Part:
+    def _long(self, number: int) -> Order:
         shuffle, n, per = self._shuffle(number), self.n, self.per
         head = shuffle.indices(0, min(n, per + 1))
         if number:
@@ -150,30 +128,29 @@ class ShuffledCycles:
             room = per - number * n % per
             head = _avoiding(head, tail[room:], tail[-1], room)
         if n < ARRAY_BELOW:
-            made = np.concatenate((head, shuffle.indices(len(head), n)))
-            return lambda low, high: made[low:high]
+            return from_array(np.concatenate((head, shuffle.indices(len(head), n))))
 
         @lru_cache(1)  # a bijection makes a block of its places as quickly as one of them
         def block(place: int) -> IndexArray:
             low, high = place * BLOCK, min(n, (place + 1) * BLOCK)
             return np.concatenate((head[low:high], shuffle.indices(min(max(low, len(head)), high), high)))
 
-        return in_chunks(n, BLOCK, lambda place, picked: block(place)[picked]).indices
+        return in_chunks(n, BLOCK, lambda place, picked: block(place)[picked])
 
-    def _short(self, number: int) -> Part:
+    def _short(self, number: int) -> Order:
         """A short cycle; those of its period that it depends on have been made."""
         n, per = self.n, self.per
         made = self._shuffle(number).indices(0, n)
         if number % self.period:
             opened = number * n - number * n % per  # where the group that is open here begins
-            taken = self._made[opened // n - self._first](opened % n, n) if opened % n else made[:0]
-            last = self._made[-1](n - 1, n)[0]
+            taken = self._made[opened // n - self._first].indices(opened % n, n) if opened % n else made[:0]
+            last = self._made[-1].indices(n - 1, n)[0]
             made = _avoiding(made, taken, last, min(n, per - number * n % per))
         ends = n > 2 and (number + 1) % self.period == 0
         if ends and made[-1] == self._shuffle(number + 1).indices(0, 1)[0]:
             made = made.copy()
             made[-2:] = made[:-3:-1].copy()
-        return lambda low, high: made[low:high]
+        return from_array(made)
 
 
 def _avoiding(raw: IndexArray, tail: IndexArray, last: int, room: int) -> IndexArray:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -11,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from agnoload.errors import AgnoloadWarning, OptionError
-from agnoload.samplers.base import AroundSampler, has_random_access, is_sampler
+from agnoload.samplers.base import AroundSampler, is_sampler, is_split
 from agnoload.samplers.basic import RandomSampler, SequentialSampler
-from agnoload.samplers.order import BatchOrder, Order, Tail, every, every_batch, share
+from agnoload.samplers.order import BatchOrder, Order, Tail, every_batch, share
 from agnoload.system import check_rank, rank_and_world
 from agnoload.validate import brief, flag, integer, number_of, positive, sized, word
 
@@ -59,7 +60,7 @@ class DistributedSampler(AroundSampler[Any]):
         if not is_sampler(dataset_or_sampler):
             sized("dataset_or_sampler must be a sampler, or it", dataset_or_sampler)
             sampler = (RandomSampler if shuffle else SequentialSampler)(dataset_or_sampler)
-        if getattr(sampler, "is_split", False):
+        if is_split(sampler):
             raise OptionError(f"dataset_or_sampler must not be split over ranks already, got {dataset_or_sampler!r}")
         super().__init__(sampler, seed=seed)
         self.tail: Tail = tail or ("drop" if drop_last else "pad")
@@ -68,7 +69,7 @@ class DistributedSampler(AroundSampler[Any]):
         self.yields_batches = bool(getattr(sampler, "yields_batches", False))
         self._given = (rank, num_replicas)
         self._warned = False
-        self._find_rank(None)
+        self.resolve_ranks(None)
 
     @property
     def num_samples(self) -> int:
@@ -101,22 +102,25 @@ class DistributedSampler(AroundSampler[Any]):
         return share(len(self.sampler), self.rank, self.num_replicas, self.tail)
 
     def order(self, seed: int, epoch: int) -> Order:
-        return every(self._inner().order(seed, epoch), self.rank, self.num_replicas, self.tail)
+        whole = self._inner().order(seed, epoch)
+        return replace(whole, rank=self.rank, stride=self.num_replicas, tail=self.tail)
 
     def batches(self, seed: int, epoch: int) -> BatchOrder:
         return every_batch(self._inner().batches(seed, epoch), self.rank, self.num_replicas, self.tail)
 
-    def resolve_ranks(self, backend_world: tuple[int, int] | None = None) -> None:
-        if backend_world is not None:
-            self._find_rank(backend_world)
-        super().resolve_ranks(backend_world)
+    def _select(self, items: Iterator[Any]) -> Iterator[Any]:
+        beginning: list[Any] = []
+        while group := list(islice(items, self.num_replicas)):
+            beginning = beginning or group
+            if len(group) < self.num_replicas:
+                if self.tail == "pad":
+                    group += (beginning * self.num_replicas)[: self.num_replicas - len(group)]
+                elif self.tail == "drop":
+                    return
+            yield from group[self.rank : self.rank + 1]
 
-    def _walk(self, epoch: int) -> Iterator[Any]:
-        if has_random_access(self.sampler):
-            return super()._walk(epoch)
-        return deal(iter(self.sampler), self.rank, self.num_replicas, self.tail)
-
-    def _find_rank(self, backend_world: tuple[int, int] | None) -> None:
+    def resolve_ranks(self, backend_world: tuple[int, int] | None) -> None:
+        """Find rank and world size where they were not given; a loader's backend may know them."""
         rank, world = self._given
         if rank is None or world is None:
             found_rank, found_world = rank_and_world(backend_world)
@@ -125,9 +129,6 @@ class DistributedSampler(AroundSampler[Any]):
         rank = integer("rank", rank, 0, "a non-negative int")
         world = positive("num_replicas", world)
         self.rank, self.num_replicas = check_rank(rank, world, "rank and num_replicas")
-        self._warn_if_few()
-
-    def _warn_if_few(self) -> None:
         items = len(self.sampler) if hasattr(self.sampler, "__len__") else 0
         if self.tail == "pad" and 0 < items < self.num_replicas and not self._warned:
             self._warned = True
@@ -135,23 +136,8 @@ class DistributedSampler(AroundSampler[Any]):
                 f"DistributedSampler has {number_of(items, 'item')} for {self.num_replicas} ranks, so some are "
                 "delivered more than once: pass tail='keep' to deliver each once",
                 AgnoloadWarning,
-                stacklevel=4,
+                stacklevel=3,
             )
 
     def __repr__(self) -> str:
-        words = (brief(self.sampler), f"rank {self.rank} of {self.num_replicas}", f"tail={self.tail!r}")
-        own = () if self._seed is None else (f"seed={self._seed}",)
-        return f"DistributedSampler({', '.join((*words, *own))})"
-
-
-def deal(items: Iterator[Any], rank: int, world: int, tail: Tail) -> Iterator[Any]:
-    """One rank's share of the items of a user-defined sampler, without knowing how many there are."""
-    beginning: list[Any] = []
-    while group := list(islice(items, world)):
-        beginning = beginning or group
-        if len(group) < world:
-            if tail == "pad":
-                group += (beginning * world)[: world - len(group)]
-            elif tail == "drop":
-                return
-        yield from group[rank : rank + 1]
+        return self._repr_of(brief(self.sampler), f"rank {self.rank} of {self.num_replicas}", f"tail={self.tail!r}")

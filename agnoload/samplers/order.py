@@ -44,25 +44,25 @@ Tail = Literal["pad", "drop", "keep"]
 class Order:
     """The indices of one epoch for one rank, in order, any place at once.
 
-    `whole` gives the indices of the global sequence, which has `total` of them. Of those from position `start` on, this
-    rank has every `world`-th, beginning with number `rank`. The drawing in `order.py` shows the rest.
+    `whole` gives the indices of the global sequence, which ends at `end`. Of those from position `start` on, this rank
+    has every `stride`-th, beginning with number `rank`. The drawing in `order.py` shows the rest.
 
     >>> order = Order(10, lambda start, stop, step: np.arange(start, stop, step))
     >>> order.indices(0, 10).tolist()
     [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
-    >>> every(order, rank=0, world=2, tail="keep").after(6).indices(0, 2).tolist()
+    >>> replace(order, rank=0, stride=2).after(6).indices(0, 2).tolist()
     [6, 8]
     """
 
-    total: int
+    end: int
     whole: Indices
     start: int = 0
     rank: int = 0
-    world: int = 1
+    stride: int = 1
     tail: Tail = "keep"
 
     def __len__(self) -> int:
-        return share(self.total - self.start, self.rank, self.world, self.tail)
+        return share(self.end - self.start, self.rank, self.stride, self.tail)
 
     def __iter__(self) -> Iterator[int]:
         """The indices as Python ints, never more than a block of them at once."""
@@ -74,15 +74,15 @@ class Order:
 
         The array may be a view of one that others read too: do not write into it.
         """
-        if self.world == 1:
+        if self.stride == 1:
             return self.whole(self.start + start, self.start + stop, step)
-        low, stride = self.first + start * self.world, step * self.world
-        high = self.first + (stop - 1) * self.world + 1 if stop > start else low
-        found = self.whole(low, min(high, self.total), stride) if low < self.total else np.empty(0, np.int64)
-        padding = np.arange(low + len(found) * stride, high, stride) - self.total
+        low, stride = self.first + start * self.stride, step * self.stride
+        high = self.first + (stop - 1) * self.stride + 1 if stop > start else low
+        found = self.whole(low, min(high, self.end), stride) if low < self.end else np.empty(0, np.int64)
+        padding = np.arange(low + len(found) * stride, high, stride) - self.end
         if not padding.size:
             return found
-        again = [self.whole(place, place + 1, 1) for place in (padding % self.total).tolist()]
+        again = [self.whole(place, place + 1, 1) for place in (padding % self.end).tolist()]
         return np.concatenate((found, *again))
 
     @property
@@ -90,23 +90,13 @@ class Order:
         """The position of the first item."""
         return self.start + self.rank
 
-    @property
-    def stride(self) -> int:
-        """The distance between the positions of two neighbouring items."""
-        return self.world
-
-    @property
-    def end(self) -> int:
-        """The position where the global sequence ends."""
-        return self.total
-
     def reached(self, count: int) -> int:
         """The position up to which all is delivered once every rank has delivered `count` items."""
-        return self.start + count * self.world
+        return self.start + count * self.stride
 
     def after(self, position: int) -> Order:
         """This rank's part of what is left once the global sequence has been delivered up to `position`."""
-        return replace(self, start=min(max(position, self.start), self.total))
+        return replace(self, start=min(max(position, self.start), self.end))
 
 
 def share(items: int, rank: int, world: int, tail: Tail) -> int:
@@ -114,11 +104,6 @@ def share(items: int, rank: int, world: int, tail: Tail) -> int:
     if tail == "drop":
         return items // world
     return -(-items // world) if tail == "pad" else -(-(items - rank) // world)
-
-
-def every(order: Order, rank: int, world: int, tail: Tail) -> Order:
-    """Every `world`-th item of the order of one process, beginning with number `rank`."""
-    return replace(order, rank=rank, world=world, tail=tail)
 
 
 def in_sequence(n: int) -> Order:
@@ -221,14 +206,11 @@ def indivisible(
             )
         return indivisible(total, batch, border, min(number, total))
 
-    def begins(number: int) -> int:
-        return border(number + skip)
-
     return BatchOrder(
         length=total - skip,
         batch=(lambda number: batch(number + skip)) if skip else batch,
-        position=begins,
-        reached=begins,
+        position=lambda number: border(number + skip),
+        reached=lambda number: border(number + skip),
         end=border(total),
         after=after,
     )

@@ -60,10 +60,19 @@ class WeightedRandomSampler(SeededSampler[int]):
 
     @weights.setter
     def weights(self, weights: Any) -> None:
-        array = _checked(weights).view()  # not a copy: the table beside it has as many bytes
+        array = vector("weights", weights).view()  # not a copy: the table beside it has as many bytes
+        if not array.size:
+            raise OptionError("weights must not be empty, got none")
+        if array.dtype.kind not in "fiub":
+            raise OptionError(f"weights must be numbers, got {array.dtype}")
+        if not (array.min() >= 0 and np.isfinite(array.max())):  # a NaN anywhere is the least
+            bad = int(np.flatnonzero(~((array >= 0) & np.isfinite(array)))[0])
+            raise OptionError(f"weights must be finite and not negative, got {array[bad]} at index {bad}")
+        drawable = int(np.count_nonzero(array))
+        if not drawable:
+            raise OptionError(f"weights must not all be 0, got {number_of(len(array), 'weight')} of 0")
         if self.data_length not in (None, len(array)):
             raise OptionError(f"weights must be {self.data_length}, as before, got {len(array)}: make a new sampler")
-        drawable = int(np.count_nonzero(array))
         if not self.replacement and self.num_samples > drawable:
             raise OptionError(
                 f"num_samples must be at most the number of weights above 0 when replacement is False, got num_samples "
@@ -78,9 +87,18 @@ class WeightedRandomSampler(SeededSampler[int]):
         return self.num_samples
 
     def order(self, seed: int, epoch: int) -> Order:
-        if self.replacement:
-            return weighted(self._table, self.num_samples, seed, epoch)
-        return from_array(successive(self._table, self.num_samples, seed, epoch))
+        if not self.replacement:
+            return from_array(successive(self._table, self.num_samples, seed, epoch))
+        running, total = self._table, self._table[-1]
+        below = np.nextafter(total, 0.0)
+
+        def draw(rng: np.random.Generator, picked: slice) -> IndexArray:
+            targets = rng.random(DRAWS)[picked]
+            targets *= total
+            np.minimum(targets, below, out=targets)  # a product may be rounded up to the total
+            return np.searchsorted(running, targets, side="right").astype(np.int64, copy=False)
+
+        return draws(self.num_samples, seed, epoch, draw)
 
     def identity(self) -> str:
         return f"WeightedRandomSampler({self.num_samples}, {self.replacement}, {digest(self._table)})"
@@ -88,20 +106,6 @@ class WeightedRandomSampler(SeededSampler[int]):
     def __repr__(self) -> str:
         words = (number_of(len(self._table), "weight"), f"num_samples={self.num_samples}")
         return self._repr_of(*words, *(() if self.replacement else ("replacement=False",)))
-
-
-def weighted(running: Floats, wanted: int, seed: int, epoch: int) -> Order:
-    """Independent draws by a running sum of weights."""
-    total = running[-1]
-    below = np.nextafter(total, 0.0)
-
-    def draw(rng: np.random.Generator, picked: slice) -> IndexArray:
-        targets = rng.random(DRAWS)[picked]
-        targets *= total
-        np.minimum(targets, below, out=targets)  # a product may be rounded up to the total
-        return np.searchsorted(running, targets, side="right").astype(np.int64, copy=False)
-
-    return draws(wanted, seed, epoch, draw)
 
 
 def successive(weights: Floats, wanted: int, seed: int, epoch: int) -> IndexArray:
@@ -120,21 +124,6 @@ def successive(weights: Floats, wanted: int, seed: int, epoch: int) -> IndexArra
         first.sort()  # ties, should there be any, go by index
         return first[np.argsort(keys[first], kind="stable")]
     return np.argsort(keys, kind="stable").astype(np.int64, copy=False)
-
-
-def _checked(weights: Any) -> npt.NDArray[Any]:
-    array = vector("weights", weights)
-    if not array.size:
-        raise OptionError("weights must not be empty, got none")
-    if array.dtype.kind not in "fiub":
-        raise OptionError(f"weights must be numbers, got {array.dtype}")
-    low, high = array.min(), array.max()
-    if not (low >= 0 and np.isfinite(high)):  # a NaN anywhere is the least
-        bad = int(np.flatnonzero(~((array >= 0) & np.isfinite(array)))[0])
-        raise OptionError(f"weights must be finite and not negative, got {array[bad]} at index {bad}")
-    if not high > 0:
-        raise OptionError(f"weights must not all be 0, got {number_of(len(array), 'weight')} of 0")
-    return array
 
 
 def _running_sum(array: npt.NDArray[Any]) -> Floats:

@@ -1,35 +1,40 @@
-"""Streams: datasets that are iterated, and what can be made of them without caring who reads them."""
+"""Streams: datasets that are iterated, and what can be made of them.
+
+Each says here how long it is, which shards it has, and how a pass through it begins; the passes are those of `steps`,
+`group`, `ranks` and `shards`. They stand in one file because every stream makes all the others.
+"""
 
 from __future__ import annotations
 
 import copy
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, overload
+from typing import Any, Generic, Literal, Self, TypeVar, get_args, overload
+
+import numpy.typing as npt
 
 from agnoload import seeding
 from agnoload.errors import OptionError
-from agnoload.seeding import Purpose, draw_seed, generator
+from agnoload.seeding import Purpose, check_seed, draw_seed, generator
+from agnoload.streams.group import BatchIterator, PackIterator
 from agnoload.streams.iterators import (
-    DerivedIterator,
-    Lazy,
-    Made,
     OpenableStream,
+    OpenedBy,
     OpenOptions,
     StreamIterator,
-    force,
-    is_indexed,
     is_stream,
-    may_ask,
-    note_record,
-    sample_stopped,
+    paired,
+    seed_and_epoch,
 )
+from agnoload.streams.ranks import RankIterator, need_shard_length, rank_lengths, repeated_shards, shard_limits
 from agnoload.streams.shards import (
     LANES,
-    IndexIterator,
+    ChainIterator,
     ShardsIterator,
     lanes_of,
+    length_or_none,
     need_length,
     need_shards,
     num_shards_of,
@@ -37,12 +42,9 @@ from agnoload.streams.shards import (
     shard_length_of,
     shard_of,
 )
-from agnoload.validate import brief, counted, integer, items, members, name_of, whole
-
-if TYPE_CHECKING:
-    from agnoload.streams.group import BatchedStream, PackedStream
-    from agnoload.streams.ranks import HeadStream, RankStream
-    from agnoload.streams.shuffle import ShuffledStream
+from agnoload.streams.steps import FilterIterator, HeadIterator, MapIterator, ShuffleIterator
+from agnoload.system import check_rank, rank_and_world
+from agnoload.validate import brief, counted, integer, members, name_of, positive, word
 
 T_co = TypeVar("T_co", covariant=True)
 R = TypeVar("R")
@@ -92,21 +94,30 @@ class IterableDataset(Generic[T_co]):
         return counted(self)
 
     def map(self, fn: Callable[[T_co], R]) -> MappedStream[R]:
-        """This stream with each sample replaced by `fn(sample)`."""
+        """This stream with each sample replaced by `fn(sample)`.
+
+        At the end of a pipeline `fn` is called only for samples that are delivered from here; it may draw from
+        `agnoload.sample_rng()`, and ask `get_worker_info()`.
+        """
         return MappedStream(self, fn)
 
     def filter(self, fn: Callable[[T_co], Any]) -> FilteredStream[T_co]:
-        """Only the samples for which `fn(sample)` is true."""
+        """Only the samples for which `fn(sample)` is true; every worker calls it for every sample."""
         return FilteredStream(self, fn)
 
     def shuffle(self, buffer_size: int, *, seed: int | None = None) -> ShuffledStream[T_co]:
-        """This stream in another order each epoch: every sample is drawn from the next `buffer_size` ones.
+        """This stream in another order each epoch, the same for any workers.
 
-        `seed`: the loader's when None.
+        A buffer holds the next `buffer_size` samples, and each sample is drawn from it: none comes earlier than
+        `buffer_size - 1` places before its own. A buffer as large as the stream shuffles all of it; 1 keeps the order.
+        What `map` was given before runs when a sample leaves the buffer, so the buffer holds what the stream itself
+        yields. If there are shards their order is shuffled too, and each has a buffer of its own. `seed`: the loader's
+        when None; outside of a loader another one each time.
+
+        On resume the stream is read again from the start of the epoch, or from the start of the shards that are open.
+        Source: the buffer is that of reservoir shuffling as loaders of records commonly do it.
         """
-        from agnoload.streams.shuffle import ShuffledStream  # it is made of this class
-
-        return ShuffledStream(self, buffer_size, seed=seed)
+        return ShuffledStream(self, buffer_size, seed)
 
     def take(self, n: int) -> HeadStream[T_co]:
         """The first `n` samples, in the order of a plain `for`: shards one after the other.
@@ -117,52 +128,72 @@ class IterableDataset(Generic[T_co]):
         >>> list(ChainDataset([iter("abc"), iter("de")]).take(4))
         ['a', 'b', 'c', 'd']
         """
-        from agnoload.streams.ranks import HeadStream  # it is made of this class
-
         return HeadStream(self, integer("n of take", n, 0, "an int that is not negative"))
 
     def batch(self, n: int) -> BatchedStream[T_co]:
-        """Lists of `n` samples that follow each other, the last one of what is left; see `BatchedStream`.
+        """Lists of `n` samples that follow each other, the last one of what is left.
 
-        To make batches in the stream, give the loader `batch_size=None`: `stream.batch(32).map(default_collate)`.
+        A stream with shards is cut lane by lane, as a loader cuts it, so each of its lanes may end with a shorter list.
+        What `map` was given before runs only for the samples that are delivered from here. To make batches in the
+        stream, give the loader `batch_size=None`: `stream.batch(32).map(default_collate)`.
 
         >>> list(ChainDataset([iter("abc"), iter("de")]).batch(2))
         [['a', 'b'], ['c', 'd'], ['e']]
         """
-        from agnoload.streams.group import BatchedStream  # it is made of this class
-
         return BatchedStream(self, n)
 
     def pack(self, length: int, *, key: Any = None, value: int = 0) -> PackedStream:
-        """Token sequences as rows of `length` tokens, one sequence after the other; see `PackedStream`.
+        """Token sequences as rows of `length` tokens, cut from one sequence after the other.
+
+        A sample of this stream is a flat array or list of integers, or a dict that holds one under `key`; what else is
+        in the dict is dropped. A sequence that does not fit into its row continues in the next one. Rows are dicts of
+        `tokens` (of the dtype of the sequences), `segment_ids` and `positions` (int32), as `PackedRows` has them: the
+        pieces of a row are numbered from 1, 0 is padding, and places are counted from 0 within each piece. Only the
+        last row is padded, with the token `value`; of a stream with shards each lane has a last row. Every worker that
+        reads the stream must know how long its sequences are, so what `map` was given before runs in each.
 
         >>> for row in ChainDataset([iter([[5, 6, 7], [8, 9]])]).pack(4):
         ...     print(row["tokens"], row["segment_ids"], row["positions"])
         [5 6 7 8] [1 1 1 2] [0 1 2 0]
         [9 0 0 0] [1 0 0 0] [0 0 0 0]
         """
-        from agnoload.streams.group import PackedStream  # it is made of this class
-
-        return PackedStream(self, length, key=key, value=value)
+        return PackedStream(self, length, key, value)
 
     def split_by_rank(
         self, rank: int | None = None, world_size: int | None = None, uneven: Uneven = "keep"
     ) -> RankStream[T_co]:
-        """The share of this process among those that train together: see `RankStream`."""
-        from agnoload.streams.ranks import RankStream  # it is made of this class
+        """The share of this process among those that train together.
 
+        With shards, rank r has the shards r, r + world_size, ...; without, the samples r, r + world_size, ...: each
+        rank then reads the whole stream, but what was given to `map` runs only for its own samples. `rank` and
+        `world_size` are those of this process when not given, from the environment (`RANK`, `WORLD_SIZE`; SLURM; Open
+        MPI) or the loader's backend. All ranks must see the same stream: give their loaders the same `seed`, or none,
+        which is 0 here.
+
+        `uneven` says what happens where the shares differ in length: `"keep"`: nothing, each sample comes once on
+        exactly one rank. `"stop"`: all ranks end with the shortest. `"repeat"`: shorter ones repeat samples until all
+        are as long as the longest. `"pad"`: the same, and every sample becomes a pair `(sample, real)` where `real` is
+        False for a repeat, so a batch comes with its mask. If there are shards, all but the first need to know how long
+        each shard is, from `len(shard)` or from the stream's `shard_length(i)`.
+
+        >>> class Count(IterableDataset[int]):
+        ...     def __iter__(self): return iter(range(5))
+        >>> [list(Count().split_by_rank(rank, 2, uneven="pad")) for rank in (0, 1)]
+        [[(0, True), (2, True), (4, True)], [(1, True), (3, True), (0, False)]]
+        """
         return RankStream(self, rank, world_size, uneven)
 
 
 class DerivedStream(OpenableStream[T_co], IterableDataset[T_co]):
     """A stream that is made of one other and has its lanes, its shards and its length."""
 
-    def __init__(self, source: Any) -> None:
-        need_stream(source, type(self).__name__)
+    def __init__(self, source: Any, call: str) -> None:
         self.source = source
+        self._call = call
+        """How it was made of the source."""
 
     def of(self, source: Any) -> Self:
-        """The same, made of another stream."""
+        """The same, made of another stream, or of a shard."""
         twin = copy.copy(self)
         twin.source = source
         return twin
@@ -176,92 +207,210 @@ class DerivedStream(OpenableStream[T_co], IterableDataset[T_co]):
         return need_shards(self.source)
 
     def shard(self, number: int) -> Iterable[T_co]:
-        return self.of(as_stream(shard_of(self.source, number)))
+        return self.of(shard_of(self.source, number))
 
     def __len__(self) -> int:
         return need_length(self.source)
 
+    def __repr__(self) -> str:
+        return f"{brief(self.source)}.{self._call}"
+
 
 class MappedStream(DerivedStream[R]):
-    """`source` with each sample replaced by `function(sample)`.
-
-    At the end of a pipeline it is called only for samples that are delivered from here; `function` may draw from
-    `agnoload.sample_rng()`, and ask `get_worker_info()`.
-    """
-
     def __init__(self, source: Any, function: Callable[[Any], R]) -> None:
-        super().__init__(source)
+        super().__init__(source, f"map({name_of(function)})")
         self.function = _need_function(function, "map")
 
     def shard_length(self, number: int) -> int | None:
         return shard_length_of(self.source, number)
 
     def open(self, options: OpenOptions) -> StreamIterator:
-        return _MapIterator(open_stream(self.source, options), self.function)
-
-    def __repr__(self) -> str:
-        return f"{brief(self.source)}.map({name_of(self.function)})"
-
-
-class _MapIterator(DerivedIterator):
-    def __init__(self, source: StreamIterator, function: Callable[[Any], Any]) -> None:
-        super().__init__(source)
-        self._function = function
-
-    def next_raw(self) -> Lazy:
-        return Lazy((self._function, self._source.next_raw()))
+        return MapIterator(open_stream(self.source, options), self.function)
 
 
 class FilteredStream(DerivedStream[T_co]):
-    """Only those samples of `source` for which `function(sample)` is true; every worker calls it for every sample."""
-
     def __init__(self, source: Any, function: Callable[[Any], Any]) -> None:
-        super().__init__(source)
+        super().__init__(source, f"filter({name_of(function)})")
         self.function = _need_function(function, "filter")
 
     def __len__(self) -> int:
         raise TypeError("a filtered stream has no length: it is not known before the stream was read")
 
     def open(self, options: OpenOptions) -> StreamIterator:
-        return _FilterIterator(open_stream(self.source, options._replace(direct=False)), self.function)
-
-    def __repr__(self) -> str:
-        return f"{brief(self.source)}.filter({name_of(self.function)})"
-
-
-class _FilterIterator(DerivedIterator):
-    def __init__(self, source: StreamIterator, function: Callable[[Any], Any]) -> None:
-        super().__init__(source)
-        self._function = function
-
-    def next_raw(self) -> Any:
-        raw = _DROPPED
-        while raw is _DROPPED:
-            raw = may_ask(self._kept, self._source.next_raw())
-        return raw
-
-    def _kept(self, raw: Any) -> Any:
-        try:
-            sample = force(raw)
-            try:
-                passes = self._function(sample)
-            except (StopIteration, GeneratorExit) as stop:  # as `guarded` does, without a call more for each sample
-                raise sample_stopped(self._function, stop) from stop
-            if not passes:
-                return _DROPPED
-        except Exception as error:
-            note_record(error, raw)
-            raise
-        return raw if sample is raw else Made((sample, raw))
-
-
-_DROPPED = object()
+        return FilterIterator(open_stream(self.source, options._replace(direct=False)), self.function)
 
 
 def _need_function(function: Callable[[Any], R], name: str) -> Callable[[Any], R]:
     if not callable(function):
         raise OptionError(f"{name} needs a function of one sample, got {function!r}")
     return function
+
+
+class ShuffledStream(DerivedStream[T_co]):
+    keeps_place = False
+
+    def __init__(self, source: Any, buffer_size: int, seed: int | None = None) -> None:
+        super().__init__(source, f"shuffle({buffer_size}{'' if seed is None else f', seed={seed}'})")
+        self.buffer_size = positive("buffer_size of shuffle", buffer_size)
+        self.seed = None if seed is None else check_seed(seed)
+        self._number = 0  # or 1 more than the shard that this is: part of the key
+        self._own_seed: int | None = None
+
+    def shard(self, number: int) -> Iterable[T_co]:
+        number = self._source_shard(number)
+        shard = self.of(shard_of(self.source, number))
+        shard._number = number + 1
+        return shard
+
+    def shard_length(self, number: int) -> int | None:
+        return shard_length_of(self.source, self._source_shard(number))
+
+    def _source_shard(self, number: int) -> int:
+        if self.buffer_size == 1:
+            return number
+        own = self.seed
+        if own is None and seeding.current() is None:  # no loader reads it, but all its shards must agree on one
+            own = self._own_seed = draw_seed() if self._own_seed is None else self._own_seed
+        seed, epoch = seed_and_epoch(own)
+        return int(generator(seed, epoch, Purpose.SHARDS).permutation(self.num_shards)[number])
+
+    def open(self, options: OpenOptions) -> StreamIterator:
+        seed, epoch = seed_and_epoch(self.seed)
+        numbers = generator(seed, epoch, Purpose.STREAM_SHUFFLE, options.again << 32 | self._number, options.node)
+        return ShuffleIterator(open_stream(self.source, options.inner()), self.buffer_size, numbers)
+
+
+class HeadStream(DerivedStream[T_co]):
+    """The first `count` samples of a stream."""
+
+    def __init__(self, source: Any, count: int) -> None:
+        super().__init__(source, f"take({count})")
+        self.count = count
+
+    @property
+    def num_shards(self) -> int:
+        raise AttributeError("the head of a stream has no shards")
+
+    def __len__(self) -> int:
+        return min(self.count, need_length(self.source))
+
+    def open(self, options: OpenOptions) -> StreamIterator:
+        return HeadIterator(self.source, self.count, options)
+
+
+class GroupedStream(DerivedStream[T_co]):
+    """A stream whose every sample is made of some of `source` that follow each other.
+
+    Of a source with shards each lane is grouped by itself, and is one shard here. So whoever reads it, a loader with
+    any number of workers or a plain `for`, finds the same groups.
+    """
+
+    def __init__(self, source: Any, call: str, group: Callable[[Any, OpenOptions], StreamIterator]) -> None:
+        super().__init__(source, call)
+        self._group = group  # begins a pass through a source without shards
+
+    @property
+    def num_shards(self) -> int:
+        return max(1, min(lanes_of(self.source), need_shards(self.source)))
+
+    def shard(self, number: int) -> Iterable[T_co]:
+        return self.of(OpenedBy(partial(ShardsIterator, self.source, self._lane(number))))
+
+    def _lane(self, number: int) -> range:
+        return range(number, need_shards(self.source), self.num_shards)
+
+    def open(self, options: OpenOptions) -> StreamIterator:
+        if num_shards_of(self.source) is not None:
+            return ShardsIterator(self, range(self.num_shards), options)
+        return self._group(self.source, options)
+
+
+class BatchedStream(GroupedStream[list[T_co]]):
+    def __init__(self, source: Any, size: int) -> None:
+        self.size = positive("the size of batch", size)
+        super().__init__(source, f"batch({size})", partial(BatchIterator, self.size))
+
+    def shard_length(self, number: int) -> int | None:
+        lengths = [shard_length_of(self.source, shard) for shard in self._lane(number)]
+        return None if None in lengths else -(-sum(filter(None, lengths)) // self.size)
+
+    def __len__(self) -> int:
+        if num_shards_of(self.source) is None:
+            return (need_length(self.source) + self.size - 1) // self.size
+        lengths = [self.shard_length(number) for number in range(self.num_shards)]
+        if None in lengths:
+            raise TypeError(f"the length is not known: a shard of {type(self.source).__name__} has none")
+        return sum(filter(None, lengths))
+
+
+class PackedStream(GroupedStream[dict[str, npt.NDArray[Any]]]):
+    def __init__(self, source: Any, length: int, key: Any, value: int) -> None:
+        length = positive("the length of pack", length)
+        value = integer("value of pack", value, -(1 << 63), "the token id of padding, an int")
+        super().__init__(source, f"pack({length})", partial(PackIterator, length, key, value))
+
+    def __len__(self) -> int:
+        raise TypeError("a packed stream has no length: it is not known before the stream was read")
+
+
+class RankStream(DerivedStream[T_co]):
+    def __init__(self, source: Any, rank: int | None, world_size: int | None, uneven: Uneven) -> None:
+        super().__init__(source, "split_by_rank")
+        if (rank is None) != (world_size is None):
+            raise OptionError(f"split_by_rank needs rank and world_size, or neither; got {rank!r} and {world_size!r}")
+        self.uneven: Uneven = word("uneven", uneven, get_args(Uneven))
+        self._given = None if rank is None or world_size is None else check_rank(rank, world_size, "split_by_rank")
+        self.resolve_rank(None)
+        self._limits: tuple[Any, list[int]] | None = None
+        """What `shard_limits` gives, and for which pass: to ask for a length may be to open a shard."""
+        if uneven != "keep" and num_shards_of(source):
+            need_shard_length(source, 0)
+
+    def resolve_rank(self, backend_world: tuple[int, int] | None) -> None:
+        """A loader says what its backend knows; what was given, or is in the environment, goes first."""
+        self.rank, self.world_size = self._given or rank_and_world(backend_world)
+
+    @property
+    def keeps_place(self) -> bool:  # type: ignore[override]
+        return self.uneven in ("keep", "stop")  # what is repeated would have to be saved, too
+
+    @property
+    def num_shards(self) -> int:
+        return len(range(self.rank, need_shards(self.source), self.world_size)) + (not self.keeps_place)
+
+    def shard(self, number: int) -> Iterable[Any]:
+        share: Any = self.source, self.rank, self.world_size
+        if number == self.num_shards - 1 and not self.keeps_place:
+            shards, missing = repeated_shards(*share)
+            filler: HeadStream[Any] = HeadStream(OpenedBy(partial(ChainIterator, shards)), missing)
+            return filler.map(partial(paired, False)) if self.uneven == "pad" else filler
+        shard = shard_of(self.source, self.rank + number * self.world_size)
+        if self.uneven == "stop":
+            context = seeding.current()
+            key = share[1:], None if context is None else (context.seed, context.epoch)
+            if self._limits is None or self._limits[0] != key:
+                self._limits = key, shard_limits(*share)
+            return HeadStream(shard, self._limits[1][number])
+        return MappedStream(shard, partial(paired, True)) if self.uneven == "pad" else shard
+
+    def __len__(self) -> int:
+        if self.world_size == 1 and (length := length_or_none(self.source)) is not None:
+            return length
+        try:
+            lengths = rank_lengths(self.source, self.world_size)
+        except OptionError as error:  # what `len` must raise where there is no length
+            raise TypeError(f"the length of a share is not known: {error}") from None
+        return {"keep": lengths[self.rank], "stop": min(lengths)}.get(self.uneven, max(lengths))
+
+    def open(self, options: OpenOptions) -> StreamIterator:
+        self._limits = None
+        if num_shards_of(self.source) is not None:
+            return ShardsIterator(self, range(self.num_shards), options)
+        return RankIterator(self.source, self.rank, self.world_size, self.uneven, options)
+
+    def __repr__(self) -> str:
+        uneven = "" if self.uneven == "keep" else f", uneven={self.uneven!r}"
+        return f"{brief(self.source)}.split_by_rank({self.rank}, {self.world_size}{uneven})"
 
 
 class ChainDataset(OpenableStream[T_co], IterableDataset[T_co]):
@@ -282,7 +431,11 @@ class ChainDataset(OpenableStream[T_co], IterableDataset[T_co]):
         if not self.datasets:
             raise OptionError("ChainDataset needs at least one stream, got none")
         for part in self.datasets:
-            need_stream(part, "ChainDataset")
+            if not is_stream(part):
+                raise OptionError(
+                    "ChainDataset needs streams (an IterableDataset, or what can only be iterated), got "
+                    f"{type(part).__name__}"
+                )
 
     @property
     def lanes(self) -> int:  # type: ignore[override]
@@ -311,100 +464,7 @@ class ChainDataset(OpenableStream[T_co], IterableDataset[T_co]):
         return sum(map(need_length, self.datasets))
 
     def open(self, options: OpenOptions) -> StreamIterator:
-        return _ChainIterator(self.datasets, options)
+        return ChainIterator(self.datasets, options)
 
     def __repr__(self) -> str:
         return f"ChainDataset([{', '.join(map(brief, self.datasets))}])"
-
-
-class _ChainIterator(StreamIterator):
-    """The state: the number of the part that is read, and where it is there; None where nothing of it was read."""
-
-    def __init__(self, parts: list[Any], options: OpenOptions) -> None:
-        self._parts = parts
-        self._options = options
-        part, state = (0, None) if options.state is None else items(options.state, "the place in a chain", 2)
-        self._begin(whole(part, "the part of a chain", max(0, len(parts) - 1)), state)
-
-    def _begin(self, part: int, state: Any = None) -> None:
-        self._part = part
-        self._fresh = state is None
-        self._source = open_stream(self._parts[part], self._options.inner(state, part))
-
-    def inside(self) -> Iterable[StreamIterator]:
-        return (self._source,)
-
-    def next_raw(self) -> Any:
-        while True:
-            try:
-                raw = self._source.next_raw()
-            except StopIteration:
-                if self._part + 1 == len(self._parts):
-                    raise
-                self._begin(self._part + 1)
-            else:
-                self._fresh = False
-                return raw
-
-    def state(self) -> Any:
-        if self._fresh:
-            return [self._part, None]
-        state = self._source.state()
-        return None if state is None else [self._part, state]
-
-
-class RowsStream(OpenableStream[T_co], IterableDataset[T_co]):
-    """A map-style dataset as a stream; a sample is loaded only where it is delivered.
-
-    `shuffled`: each run through it goes in another order, the same for any workers.
-    """
-
-    def __init__(self, dataset: Any, shuffled: bool = False) -> None:
-        self.dataset = dataset
-        self.shuffled = shuffled
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def open(self, options: OpenOptions) -> StreamIterator:
-        order: Any = range(len(self.dataset))
-        if self.shuffled:
-            seed, epoch = seed_and_epoch(None)
-            order = generator(seed, epoch, Purpose.MIXTURE, options.again, options.node).permutation(len(order))
-        return IndexIterator(self.dataset, order, options.state)
-
-    def __repr__(self) -> str:
-        return repr(self.dataset)
-
-
-class _Iterated(IterableDataset[T_co]):
-    """An iterable that does not look like a stream: a dict that is a shard, say."""
-
-    def __init__(self, iterable: Iterable[T_co]) -> None:
-        self._iterable = iterable
-
-    def __iter__(self) -> Iterator[T_co]:
-        return iter(self._iterable)
-
-
-def as_stream(iterable: Any) -> Any:
-    """The same, as something that the streams here can be made of."""
-    if is_stream(iterable):
-        return iterable
-    return RowsStream(iterable) if is_indexed(iterable) else _Iterated(iterable)
-
-
-def seed_and_epoch(seed: int | None) -> tuple[int, int]:
-    """What keys the random numbers of a stream: its own seed or the loader's, and the loader's epoch."""
-    context = seeding.current()
-    if context is None:
-        return (draw_seed() if seed is None else seed), 0
-    return (context.seed if seed is None else seed), context.epoch
-
-
-def need_stream(stream: Any, who: str) -> None:
-    """Refuse what is indexed rather than iterated."""
-    if not is_stream(stream):
-        raise OptionError(
-            f"{who} needs a stream (an IterableDataset, or what can only be iterated), got {type(stream).__name__}"
-        )

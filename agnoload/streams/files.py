@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
 
 from agnoload.datasets.packed import PackedList
 from agnoload.errors import OptionError
 from agnoload.streams.base import IterableDataset
-from agnoload.streams.iterators import (
-    OpenableStream,
-    OpenOptions,
-    Record,
-    StreamIterator,
-    UserIterator,
-    guarded,
-    note_place,
-)
+from agnoload.streams.iterators import OpenedBy, OpenOptions, Record, UserIterator, guarded, note_place
 from agnoload.streams.readers import Path
 from agnoload.validate import FARTHEST, members, name_of, number_of, positive, whole
 
@@ -78,61 +70,43 @@ class FileStream(IterableDataset[T_co]):
 
     def shard(self, number: int) -> Iterable[T_co]:
         """The samples of one file."""
-        return _File(self.paths[number], self.reader)
+        return OpenedBy(partial(_FileIterator, self.paths[number], self.reader))
 
     def __repr__(self) -> str:
-        reader = self.reader.func if isinstance(self.reader, functools.partial) else self.reader
+        reader = self.reader.func if isinstance(self.reader, partial) else self.reader
         return f"FileStream({number_of(len(self.paths), 'file')}, {name_of(reader)})"
 
 
-class _File(OpenableStream[T_co], IterableDataset[T_co]):
-    """One file, opened when it is read."""
+class _FileIterator(UserIterator):
+    """A pass through one file, opened when it is read; the state is the number of samples that were taken."""
 
-    def __init__(self, path: Path, reader: Reader[T_co]) -> None:
-        self.path = path
-        self.reader = reader
+    def __init__(self, path: Path, reader: Reader[Any], options: OpenOptions) -> None:
+        super().__init__(reader)
+        self._path = path
+        self._taken = 0 if options.state is None else whole(options.state, "the place in a file", FARTHEST)
 
-    def open(self, options: OpenOptions) -> StreamIterator:
-        return _FileIterator(
-            self, 0 if options.state is None else whole(options.state, "the place in a file", FARTHEST)
-        )
-
-
-class _FileIterator(StreamIterator):
-    """The state is the number of samples that were taken."""
-
-    def __init__(self, file: _File[Any], start: int) -> None:
-        self._file = file
-        self._taken = start
-        self._samples: StreamIterator | None = None
+    def _begin(self) -> Iterator[Any]:
+        path, reader, start = self._path, self._stream, self._taken
+        if not start:
+            return iter(guarded(reader, path))
+        try:
+            begins_anywhere = "start" in inspect.signature(reader).parameters
+        except (TypeError, ValueError):
+            begins_anywhere = False
+        if begins_anywhere:
+            return iter(guarded(partial(reader, path, start=start)))
+        return islice(iter(guarded(reader, path)), start, None)
 
     def next_raw(self) -> Record:
-        path, taken = self._file.path, self._taken
         try:
-            if self._samples is None:
-                self._samples = UserIterator(guarded(_samples_from, self._file.reader, path, taken))
-            sample = self._samples.next_raw()
+            sample = super().next_raw()
         except StopIteration:
             raise
         except Exception as error:
-            note_place(error, path, taken)
+            note_place(error, self._path, self._taken)
             raise
-        self._taken = taken + 1
-        return Record((path, sample, taken))
-
-    def inside(self) -> Iterable[StreamIterator]:
-        return () if self._samples is None else (self._samples,)
+        self._taken += 1
+        return Record((self._path, sample, self._taken - 1))
 
     def state(self) -> int:
         return self._taken
-
-
-def _samples_from(reader: Reader[Any], path: Path, start: int) -> Iterator[Any]:
-    """The samples of a file from number `start` on."""
-    if not start:
-        return iter(reader(path))
-    try:
-        begins_anywhere = "start" in inspect.signature(reader).parameters
-    except (TypeError, ValueError):
-        begins_anywhere = False
-    return iter(reader(path, start=start)) if begins_anywhere else islice(iter(reader(path)), start, None)

@@ -16,6 +16,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from agnoload import seeding
 from agnoload.errors import SampleStopped, StateError, add_note
+from agnoload.seeding import draw_seed
 from agnoload.validate import name_of, shown
 from agnoload.worker_info import peek_worker_info
 
@@ -158,7 +159,7 @@ class StreamIterator(Iterator[Any]):
 
 
 class DerivedIterator(StreamIterator):
-    """One that reads from one other."""
+    """One that reads from one other at a time."""
 
     def __init__(self, source: StreamIterator) -> None:
         self._source = source
@@ -184,6 +185,16 @@ class OpenableStream(Generic[T_co]):
         return self.open(OpenOptions())
 
 
+class OpenedBy(OpenableStream[T_co]):
+    """A stream that a function opens: a part of another one."""
+
+    def __init__(self, function: Callable[[OpenOptions], StreamIterator]) -> None:
+        self._function = function
+
+    def open(self, options: OpenOptions) -> StreamIterator:
+        return self._function(options)
+
+
 def is_ours(stream: Any) -> bool:
     """Whether a stream is read by an iterator of ours."""
     return getattr(type(stream), "__iter__", None) is OpenableStream.__iter__
@@ -204,6 +215,19 @@ def is_indexed(dataset: Any) -> bool:
     """Whether a dataset is indexed from 0 to its length."""
     indexed = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
     return indexed and not is_stream(dataset) and not isinstance(dataset, Mapping)
+
+
+def paired(second: Any, sample: Any) -> tuple[Any, Any]:
+    """What a sample becomes that comes with its source, or with a mask: what a `partial` of this makes of it."""
+    return sample, second
+
+
+def seed_and_epoch(seed: int | None) -> tuple[int, int]:
+    """What keys the random numbers of a stream: its own seed or the loader's, and the loader's epoch."""
+    context = seeding.current()
+    if context is None:
+        return (draw_seed() if seed is None else seed), 0
+    return (context.seed if seed is None else seed), context.epoch
 
 
 # ------------------------------------------------------------------------------------------------ the user's own
@@ -274,19 +298,16 @@ def set_epoch_of(stream: Any) -> None:
 
 def is_stateful(thing: Any) -> bool:
     """Whether it can say where it is and go back there."""
-    able = callable(getattr(thing, "state_dict", None)) and callable(getattr(thing, "load_state_dict", None))
-    return able and not _has_buffer(thing)
-
-
-def _has_buffer(thing: Any) -> bool:
-    """Whether it is a stream of Hugging Face's that shuffles through a buffer, which its state leaves out."""
+    if not (callable(getattr(thing, "state_dict", None)) and callable(getattr(thing, "load_state_dict", None))):
+        return False
+    # A stream of Hugging Face's that shuffles through a buffer leaves the buffer out of its state.
     waiting: list[Any] = [getattr(thing, "_ex_iterable", None)]
     while waiting:
         part = waiting.pop()
         if hasattr(part, "buffer_size"):
-            return True
+            return False
         waiting += [part.ex_iterable] if hasattr(part, "ex_iterable") else getattr(part, "ex_iterables", ())
-    return False
+    return True
 
 
 def go_back(thing: Any, state: Any) -> None:
@@ -314,6 +335,7 @@ def first_state(stream: Any, known: FirstState = None) -> FirstState:
     number = id(stream)
     if number not in _first_states:
         try:
+            # An id may be given to another object once the stream has gone, so the entry must go with it.
             weakref.finalize(stream, _first_states.pop, number, None)
             _first_states[number] = known or (copy.deepcopy(stream.state_dict()),)
         except Exception:  # it cannot be watched, or has no state before it is read

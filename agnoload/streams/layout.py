@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from agnoload.errors import OptionError
-from agnoload.streams.base import DerivedStream, FilteredStream, MappedStream
+from agnoload.streams.base import DerivedStream, FilteredStream, MappedStream, RankStream
 from agnoload.streams.iterators import FirstState, OpenableStream, first_state, is_ours, is_stateful, is_stream
-from agnoload.streams.ranks import RankStream
 from agnoload.streams.shards import lanes_of, num_shards_of
 from agnoload.system import rank_and_world
 from agnoload.validate import brief
@@ -72,18 +71,20 @@ class Layout(NamedTuple):
 
 def layout_of(stream: Any, rank: int | None = None) -> Layout:
     """The layout of a stream; `rank` is that of this process, where the stream is not split."""
-    split = split_of(stream)
     shards = num_shards_of(stream)
     lanes = 0 if shards is None else max(1, min(lanes_of(stream), shards))
     shared = not lanes and is_shared(stream)
-    users = [type(part).__name__ for part in all_parts_of(stream) if _is_users(part)]
-    more = shared, "" if lanes or shared else ", ".join(users)
+    compared = ""
+    if not lanes and not shared:  # where user code says which samples come next
+        users = [p for p in all_parts_of(stream) if isinstance(p, FilteredStream) or (is_stream(p) and not is_ours(p))]
+        compared = ", ".join(type(part).__name__ for part in users)
+    split = split_of(stream)
     if split is None:
-        return Layout(lanes, 0, 1, rank_and_world()[0] if rank is None else rank, shards, None, *more)
+        return Layout(lanes, 0, 1, rank_and_world()[0] if rank is None else rank, shards, None, shared, compared)
     share = split.rank, split.world
     if split.by_shards:
-        return Layout(lanes, 0, 1, split.rank, shards, share, *more)
-    return Layout(lanes, split.rank, split.world, 0, shards, None if split.outermost else share, *more)
+        return Layout(lanes, 0, 1, split.rank, shards, share, shared, compared)
+    return Layout(lanes, *share, 0, shards, None if split.outermost else share, shared, compared)
 
 
 def is_shared(stream: Any) -> bool:
@@ -98,11 +99,6 @@ def is_shared(stream: Any) -> bool:
             f"of {brief(parts[shared.index(False)])}"
         )
     return all(shared)
-
-
-def _is_users(part: Any) -> bool:
-    """Whether the user's code says which samples come next."""
-    return isinstance(part, FilteredStream) or (is_stream(part) and not is_ours(part))
 
 
 class Split(NamedTuple):

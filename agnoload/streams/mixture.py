@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from fractions import Fraction
 from functools import partial
 from typing import Any, Literal, TypeVar, get_args, overload
@@ -15,9 +15,17 @@ from agnoload.datasets.base import length_of
 from agnoload.errors import OptionError, StateError
 from agnoload.samplers.apportion import exact_shares
 from agnoload.seeding import Purpose, check_seed, generator
-from agnoload.streams.base import IterableDataset, RowsStream, seed_and_epoch
-from agnoload.streams.iterators import Lazy, OpenableStream, OpenOptions, StreamIterator, is_stream
-from agnoload.streams.shards import open_stream
+from agnoload.streams.base import IterableDataset
+from agnoload.streams.iterators import (
+    Lazy,
+    OpenableStream,
+    OpenOptions,
+    StreamIterator,
+    is_stream,
+    paired,
+    seed_and_epoch,
+)
+from agnoload.streams.shards import IndexIterator, open_stream
 from agnoload.validate import FARTHEST, brief, fields, flag, integer, items, members, number_of, shown, whole, word
 
 T_co = TypeVar("T_co", covariant=True)
@@ -85,7 +93,14 @@ class Mixture(OpenableStream[T_co], IterableDataset[T_co]):
         seed: int | None = None,
     ) -> None:
         self.datasets = list(members("the sources of Mixture", streams_or_datasets, "streams or datasets"))
-        self.weights = [_weight(weight) for weight in members("the weights of Mixture", weights, "numbers")]
+        self.weights: list[float] = []
+        for weight in members("the weights of Mixture", weights, "numbers"):
+            try:
+                self.weights.append(float(weight))
+            except (TypeError, ValueError):
+                self.weights.append(math.nan)
+            if not 0 < self.weights[-1] < math.inf:
+                raise OptionError(f"the weights of a Mixture must be positive, finite numbers, got {weight!r}")
         if not self.datasets or len(self.datasets) != len(self.weights):
             raise OptionError(
                 f"Mixture needs one weight for each source, and at least one; got "
@@ -111,21 +126,14 @@ class Mixture(OpenableStream[T_co], IterableDataset[T_co]):
         parts = ", ".join(map(brief, self.datasets[some])) + more
         weights = ", ".join(map(repr, self.weights[some])) + more
         words = [f"Mixture([{parts}], [{weights}], stop={self.stop!r}, per={self.per!r}"]
-        given = {"batch_size": self.batch_size, "shuffle": self.shuffled, "with_source": self.with_source}
-        words += [f"{name}={value}" for name, value in given.items() if value]
-        if self.seed is not None:
-            words.append(f"seed={self.seed}")
+        given = {
+            "batch_size": self.batch_size,
+            "shuffle": self.shuffled or None,
+            "with_source": self.with_source or None,
+            "seed": self.seed,
+        }
+        words += [f"{name}={value}" for name, value in given.items() if value is not None]
         return ", ".join(words) + ")"
-
-
-def _weight(weight: Any) -> float:
-    try:
-        number = float(weight)
-    except (TypeError, ValueError):
-        number = math.nan
-    if not 0 < number < math.inf:
-        raise OptionError(f"the weights of a Mixture must be positive, finite numbers, got {weight!r}")
-    return number
 
 
 class _MixtureIterator(StreamIterator):
@@ -146,53 +154,55 @@ class _MixtureIterator(StreamIterator):
         self._fresh = [inner is None for inner in states]
         """Of which sources nothing was read since they were opened."""
         self._sources = [self._open(number, inner) for number, inner in enumerate(states)]
-        self._choices = _choices(mixture, options, *items(choices, "the choices of a mixture", 2))
+        place, owed = items(choices, "the choices of a mixture", 2)
+        drawn = mixture.per == "sample"
+        if whole(place, "the place of a mixture", FARTHEST) and (owed is None) != drawn:
+            raise StateError(
+                f"the state of a mixture must have been saved with per={mixture.per!r}, got one where "
+                f"{shown(owed)} is owed"
+            )
+        self._choices = _Drawn(mixture, options, place) if drawn else _Exact(mixture, options, place, owed)
         self._over = False
 
     def inside(self) -> Iterable[StreamIterator]:
         return self._sources
 
     def _open(self, number: int, state: Any) -> StreamIterator:
-        source = self._mixture.datasets[number]
-        stream = source if is_stream(source) else RowsStream(source, self._mixture.shuffled)
-        return open_stream(stream, self._options.inner(state, number)._replace(again=self._again[number]))
+        source, again = self._mixture.datasets[number], self._again[number]
+        options = self._options.inner(state, number)._replace(again=again)
+        if is_stream(source):
+            return open_stream(source, options)
+        order: Any = range(len(source))
+        if self._mixture.shuffled:
+            order = generator(*seed_and_epoch(None), Purpose.MIXTURE, again, options.node).permutation(len(order))
+        return IndexIterator(source, order, state)
 
     def next_raw(self) -> Any:
+        stop = self._mixture.stop
         while not self._over:
             number = self._choices.next()
             try:
                 raw = self._sources[number].next_raw()
             except StopIteration:
-                if self._is_over(number):
+                self._ended[number] = True
+                if stop == "first" or (stop == "last" and all(self._ended)):
                     break
+                self._again[number] += 1
+                self._fresh[number] = True
+                self._sources[number] = self._open(number, None)
                 try:
-                    raw = self._begin_again(number)
+                    raw = self._sources[number].next_raw()
                 except StopIteration:
-                    continue
+                    if stop == "last":
+                        continue
+                    raise OptionError(
+                        "the sources of a Mixture with stop='never' must yield samples each time they begin, but "
+                        f"source {number} yields none"
+                    ) from None
             self._fresh[number] = False
-            return Lazy((partial(_with_source, number), raw)) if self._mixture.with_source else raw
+            return Lazy((partial(paired, number), raw)) if self._mixture.with_source else raw
         self._over = True  # for good: whoever asks again must not be given what the other sources still have
         raise StopIteration
-
-    def _is_over(self, number: int) -> bool:
-        self._ended[number] = True
-        stop = self._mixture.stop
-        return stop == "first" or (stop == "last" and all(self._ended))
-
-    def _begin_again(self, number: int) -> Any:
-        """The first raw sample of a source that has ended; `StopIteration` if it yields none."""
-        self._again[number] += 1
-        self._fresh[number] = True
-        self._sources[number] = self._open(number, None)
-        try:
-            return self._sources[number].next_raw()
-        except StopIteration:
-            if self._mixture.stop == "last":
-                raise
-            raise OptionError(
-                "the sources of a Mixture with stop='never' must yield samples each time they begin, but source "
-                f"{number} yields none"
-            ) from None
 
     def state(self) -> Any:
         states = [None if fresh else source.state() for fresh, source in zip(self._fresh, self._sources, strict=True)]
@@ -206,90 +216,65 @@ class _MixtureIterator(StreamIterator):
         }
 
 
-def _with_source(number: int, sample: Any) -> tuple[Any, int]:
-    return sample, number
+class _Drawn:
+    """The source of each place, drawn by itself."""
 
-
-Owed = list[int] | None
-"""What each source is owed before a block, in the unit of `exact_shares`; None where nothing is."""
-
-
-class _Choices:
-    """The source of each place: `draw(number, owed)` gives those of a block of `size`, and what is owed after it."""
-
-    def __init__(self, place: int, owed: Owed, size: int, draw: Callable[[int, Owed], tuple[list[int], Owed]]) -> None:
+    def __init__(self, mixture: Mixture[Any], options: OpenOptions, place: int) -> None:
+        self._options = options
+        self._seed, self._epoch = seed_and_epoch(mixture.seed)
+        self._bounds = np.cumsum(mixture.weights) / math.fsum(mixture.weights)
         self._place = place
-        self._owed = self._after = owed
-        self._size = size
-        self._draw = draw
         self._block: list[int] = []
 
     def next(self) -> int:
-        slot = self._place % self._size
+        number, slot = divmod(self._place, DRAWS)
         if not slot or not self._block:
-            if self._block:
-                self._owed = self._after
-            self._block, self._after = self._draw(self._place // self._size, self._owed)
+            position, node = self._options.again << 32 | number, self._options.node
+            numbers = generator(self._seed, self._epoch, Purpose.MIXTURE, position, node).random(DRAWS)
+            sources = np.searchsorted(self._bounds, numbers, side="right")
+            self._block = np.minimum(sources, len(self._bounds) - 1).tolist()
         self._place += 1
         return self._block[slot]
 
     def state(self) -> list[Any]:
-        done = self._block and not self._place % self._size
-        owed = self._after if done else self._owed
-        return [self._place, None if owed is None else list(owed)]
+        return [self._place, None]
 
 
-def _choices(mixture: Mixture[Any], options: OpenOptions, place: int, owed: Owed) -> _Choices:
-    whole(place, "the place of a mixture", FARTHEST)
-    if owed is not None:
-        items(owed, "what a mixture owes", len(mixture.datasets))
+class _Exact:
+    """Each batch with its exact shares; for several ranks, a block is one batch of each, sample by sample in turn."""
+
+    def __init__(self, mixture: Mixture[Any], options: OpenOptions, place: int, owed: Any) -> None:
+        size = mixture.batch_size or options.size
+        if size is None:
+            raise OptionError("a Mixture with per='batch' needs batch_size where no loader says it")
+        owed = items([0] * len(mixture.weights) if owed is None else owed, "what a mixture owes", len(mixture.weights))
         if not all(type(share) is int for share in owed) or sum(owed) != 0:
             raise StateError(f"what a mixture owes in a state must be ints that add up to 0, got {shown(owed)}")
-    if (owed is None) != (mixture.per == "sample") and place:
-        raise StateError(
-            f"the state of a mixture must have been saved with per={mixture.per!r}, got one where {shown(owed)} is owed"
-        )
-    return _drawn(mixture, options, place) if mixture.per == "sample" else _exact(mixture, options, place, owed)
+        # Whole numbers in the proportions of the weights as they are written, so that 0.1 is a tenth.
+        exact = [Fraction(repr(weight)) for weight in mixture.weights]
+        common = math.lcm(*(weight.denominator for weight in exact))
+        self._weights = [int(weight * common) for weight in exact]
+        self._size = size
+        self._world = options.world
+        self._place = place
+        self._owed = self._after = owed
+        """What each source is owed before the block and after it, in the unit of `exact_shares`."""
+        self._block: list[int] = []
 
+    def next(self) -> int:
+        slot = self._place % (self._size * self._world)
+        if not slot or not self._block:
+            self._owed = self._after
+            batches = []
+            for _ in range(self._world):
+                counts, self._after = exact_shares(self._weights, self._size, self._after)
+                # Each source is spread evenly over the batch.
+                turns = [((turn + 0.5) / count, k) for k, count in enumerate(counts) for turn in range(count)]
+                batches.append([source for _, source in sorted(turns)])
+            self._block = [source for turn in zip(*batches, strict=True) for source in turn]
+        self._place += 1
+        return self._block[slot]
 
-def _drawn(mixture: Mixture[Any], options: OpenOptions, place: int) -> _Choices:
-    """Each place drawn by itself."""
-    seed, epoch = seed_and_epoch(mixture.seed)
-    bounds = np.cumsum(mixture.weights) / math.fsum(mixture.weights)
-
-    def draw(number: int, owed: Owed) -> tuple[list[int], Owed]:
-        position = options.again << 32 | number
-        numbers = generator(seed, epoch, Purpose.MIXTURE, position, options.node).random(DRAWS)
-        return np.minimum(np.searchsorted(bounds, numbers, side="right"), len(bounds) - 1).tolist(), None
-
-    return _Choices(place, None, DRAWS, draw)
-
-
-def _exact(mixture: Mixture[Any], options: OpenOptions, place: int, owed: Owed) -> _Choices:
-    """Each batch with its exact shares; for several ranks, a block is one batch of each, sample by sample in turn."""
-    size = mixture.batch_size or options.size
-    if size is None:
-        raise OptionError("a Mixture with per='batch' needs batch_size where no loader says it")
-    weights = _whole(mixture.weights)
-
-    def draw(number: int, owed: Owed) -> tuple[list[int], Owed]:
-        batches = []
-        for _ in range(options.world):
-            counts, owed = exact_shares(weights, size, owed or [0] * len(weights))
-            batches.append(_spread(counts))
-        return [source for turn in zip(*batches, strict=True) for source in turn], owed
-
-    return _Choices(place, owed or [0] * len(weights), size * options.world, draw)
-
-
-def _spread(counts: list[int]) -> list[int]:
-    """Every source as often as counted, each spread evenly over the batch."""
-    places = [((turn + 0.5) / count, source) for source, count in enumerate(counts) for turn in range(count)]
-    return [source for _, source in sorted(places)]
-
-
-def _whole(weights: list[float]) -> list[int]:
-    """Weights as whole numbers in the same proportions: as they are written, so that 0.1 is a tenth."""
-    exact = [Fraction(repr(weight)) for weight in weights]
-    common = math.lcm(*(weight.denominator for weight in exact))
-    return [int(weight * common) for weight in exact]
+    def state(self) -> list[Any]:
+        done = self._block and not self._place % (self._size * self._world)
+        return [self._place, list(self._after if done else self._owed)]

@@ -28,20 +28,13 @@ _COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".xz": "lzma"}
 def _opened(path: Path) -> Iterator[IO[bytes]]:
     """A file or URL, to read bytes from; what ends in .gz, .bz2 or .xz is decompressed."""
     name = os.fspath(path)
-    with _open(name) as file:
+    with _module("fsspec", name).open(name, "rb") if "://" in name else open(name, "rb") as file:
         module = _COMPRESSED.get(os.path.splitext(name)[1])
         if module is None:
             yield file
         else:
             with importlib.import_module(module).open(file) as inside:
                 yield inside
-
-
-def _open(name: str) -> IO[bytes]:
-    if "://" not in name:
-        return open(name, "rb")
-    file: IO[bytes] = _module("fsspec", name).open(name, "rb").open()
-    return file
 
 
 def _module(name: str, path: str) -> Any:
@@ -169,7 +162,7 @@ def read_tar(path: Path, start: int = 0, dot: Literal["first", "last"] = "first"
     name = os.fspath(path)
     from agnoload.streams.tar import samples  # half a MiB that workers which read no tar do without
 
-    with _open(name) as file:
+    with _opened(path) as file:
         yield from samples(file, name, start, word("dot", dot, ("first", "last")) == "first")
 
 
@@ -189,7 +182,13 @@ def read_parquet(path: Path, start: int = 0, columns: list[str] | None = None) -
     name = os.fspath(path)
     pyarrow, parquet = _module("pyarrow", name), _module("pyarrow.parquet", name)
     with _opened(path) as source, parquet.ParquetFile(source) as file:
-        _check_columns(file, columns, name)
+        names = file.schema_arrow.names
+        if len(set(names)) < len(names):
+            raise OptionError(f"the columns of {name} must have names of their own to make a dict, got {names}")
+        paths = [f"{file.schema.column(place).path}." for place in range(len(file.schema))]
+        missing = [column for column in columns or () if not any(p.startswith(f"{column}.") for p in paths)]
+        if missing:
+            raise OptionError(f"{name} has no columns {missing}, it has {names}")
         group = 0
         while group < file.num_row_groups and start >= file.metadata.row_group(group).num_rows:
             start -= file.metadata.row_group(group).num_rows
@@ -203,17 +202,6 @@ def read_parquet(path: Path, start: int = 0, columns: list[str] | None = None) -
             for row in range(batch.num_rows - start):
                 yield dict(zip(batch.schema.names, [column[row] for column in values], strict=True))
             start = 0
-
-
-def _check_columns(file: Any, columns: list[str] | None, name: str) -> None:
-    """Refuse what would come out as rows in which something lacks."""
-    names = file.schema_arrow.names
-    if len(set(names)) < len(names):
-        raise OptionError(f"the columns of {name} must have names of their own to make a dict, got {names}")
-    paths = [file.schema.column(place).path for place in range(len(file.schema))]
-    missing = [column for column in columns or () if not any(f"{path}.".startswith(f"{column}.") for path in paths)]
-    if missing:
-        raise OptionError(f"{name} has no columns {missing}, it has {names}")
 
 
 def _column(column: Any, pyarrow: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Streams that can be read in parts: how a shard is asked for, and the iterator through some of them."""
+"""Streams that are read in parts: how a shard is asked for, and the passes through indices, shards and chains."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 from agnoload.errors import StateError
 from agnoload.streams.iterators import (
+    DerivedIterator,
     Lazy,
     OpenOptions,
     StreamIterator,
@@ -17,16 +18,18 @@ from agnoload.streams.iterators import (
     is_indexed,
     is_ours,
 )
-from agnoload.validate import FARTHEST, fields, integer, positive, whole
+from agnoload.validate import FARTHEST, fields, integer, items, positive, whole
 
 LANES = 16
 """Through how many lanes shards are read where the stream does not say."""
 
 
 def open_stream(stream: Any, options: OpenOptions) -> StreamIterator:
-    """Begin a pass through any stream, ours or the user's."""
+    """Begin a pass through any stream, ours or the user's, or through a shard that is a map-style dataset."""
     if is_ours(stream):
         return stream.open(options)  # type: ignore[no-any-return]
+    if is_indexed(stream):
+        return IndexIterator(stream, range(len(stream)), options.state)
     number = num_shards_of(stream)
     iterates = getattr(type(stream), "__iter__", None)
     if number is not None and (iterates is None or getattr(iterates, "by_shards", False)):
@@ -53,7 +56,7 @@ class IndexIterator(StreamIterator):
         return self._place
 
 
-class ShardsIterator(StreamIterator):
+class ShardsIterator(DerivedIterator):
     """A pass through some shards of a stream, one after the other.
 
     The state is the number of shards that are done, how many samples of the next one were taken, and where that one is.
@@ -74,48 +77,79 @@ class ShardsIterator(StreamIterator):
         done, taken, inner = fields(state, "the place among shards", "done", "taken", "inner")
         self._done = whole(done, "done", len(shards))
         self._taken = whole(taken, "taken", FARTHEST if done < len(shards) else 0)
-        self._shard = self._open(inner)
+        self._source = self._open(inner)
         self.behind = 0
         if self._taken and inner is None:
             if on_shard is None:
                 raise StateError("the state of a shard must say where it is, got none")
             self.behind, self._taken = self._taken, 0
 
-    def inside(self) -> Iterable[StreamIterator]:
-        return () if self._shard is None else (self._shard,)
-
     def close(self) -> None:
         super().close()
         self._on_shard = None  # it refers to whoever reads
 
-    def _open(self, state: Any) -> StreamIterator | None:
-        if self._done >= len(self._shards):
-            return None
-        shard = shard_of(self._stream, self._shards[self._done])
-        if is_indexed(shard):
-            return IndexIterator(shard, range(len(shard)), state)  # type: ignore[arg-type]
-        return open_stream(shard, self._options.inner(state))
+    def _open(self, state: Any) -> StreamIterator:
+        if self._done == len(self._shards):
+            return UserIterator(())
+        return open_stream(shard_of(self._stream, self._shards[self._done]), self._options.inner(state))
 
     def next_raw(self) -> Any:
-        while self._shard is not None:
+        while True:
             try:
-                raw = self._shard.next_raw()
+                raw = self._source.next_raw()
             except StopIteration:
+                if self._done == len(self._shards):
+                    raise
                 self._done += 1
                 self._taken = 0
                 if self._on_shard is not None:
                     self._on_shard()
-                self._shard = self._open(None)
+                self._source = self._open(None)
             else:
                 self._taken += 1
                 return raw
-        raise StopIteration
 
     def state(self) -> dict[str, Any] | None:
-        inner = self._shard.state() if self._shard is not None and self._taken else None
+        inner = self._source.state() if self._taken else None
         if inner is None and self._taken and self._on_shard is None:
             return None
         return {"done": self._done, "taken": self._taken, "inner": inner}
+
+
+class ChainIterator(DerivedIterator):
+    """A pass through streams, one after the other.
+
+    The state: the number of the part that is read, and where it is there; None where nothing of it was read.
+    """
+
+    def __init__(self, parts: Sequence[Any], options: OpenOptions) -> None:
+        self._parts = parts
+        self._options = options
+        part, state = (0, None) if options.state is None else items(options.state, "the place in a chain", 2)
+        self._part = whole(part, "the part of a chain", max(0, len(parts) - 1))
+        self._begin(state)
+
+    def _begin(self, state: Any) -> None:
+        self._fresh = state is None
+        part: Any = self._parts[self._part] if self._parts else ()
+        self._source = open_stream(part, self._options.inner(state, self._part))
+
+    def next_raw(self) -> Any:
+        while True:
+            try:
+                raw = self._source.next_raw()
+            except StopIteration:
+                if self._part + 1 >= len(self._parts):
+                    raise
+                self._part += 1
+                self._begin(None)
+            else:
+                self._fresh = False
+                return raw
+
+    def state(self) -> Any:
+        state = None if self._fresh else self._source.state()
+        return [self._part, state] if self._fresh or state is not None else None
 
 
 def num_shards_of(stream: Any) -> int | None:

@@ -36,12 +36,6 @@ class _Process:
 
     name: str = field(compare=False)
 
-    @property
-    def stays(self) -> bool:
-        """Workers that a server has forked have its command line, but not its parent, nor a server's name."""
-        ours = self.parent == os.getpid() or self.name == _TEMPLATE
-        return ours and any(mark in self.command for mark in _SERVERS)
-
 
 class _Open(NamedTuple):
     processes: set[_Process]
@@ -89,7 +83,9 @@ def _left(before: _Open, after: _Open) -> list[str]:
 
 def _look() -> _Open:
     processes = set(_descendants())
-    servers = {process for process in processes if process.stays}
+    # Workers that a server has forked have its command line, but not its parent, nor a server's name.
+    ours = {process for process in processes if process.parent == os.getpid() or process.name == _TEMPLATE}
+    servers = {process for process in ours if any(mark in process.command for mark in _SERVERS)}
     return _Open(processes - servers, servers, set(threading.enumerate()), _descriptors(), _shared_memory(processes))
 
 
@@ -98,7 +94,14 @@ def _settled(before: _Open) -> _Open:
     deadline = time.monotonic() + PATIENCE
     now = _look()
     for process in now.processes - before.processes:
-        _await_end(process.pid, deadline)
+        with suppress(ProcessLookupError):
+            ended = os.pidfd_open(process.pid)  # readable once the process has ended, whoever its parent is
+            try:
+                poll = select.poll()
+                poll.register(ended, select.POLLIN)
+                poll.poll(max(0, int((deadline - time.monotonic()) * 1000)))
+            finally:
+                os.close(ended)
     for thread in now.threads - before.threads:
         if thread is not threading.current_thread():
             thread.join(max(0.0, deadline - time.monotonic()))
@@ -109,32 +112,18 @@ def _settled(before: _Open) -> _Open:
     return later._replace(shared_memory=later.shared_memory & files)
 
 
-def _await_end(pid: int, deadline: float) -> None:
-    with suppress(ProcessLookupError):
-        fd = os.pidfd_open(pid)
-        try:
-            poll = select.poll()
-            poll.register(fd, select.POLLIN)
-            poll.poll(max(0, int((deadline - time.monotonic()) * 1000)))
-        finally:
-            os.close(fd)
-
-
 def _descendants(pid: int | str = "self") -> Iterator[_Process]:
     for children in Path(f"/proc/{pid}/task").glob("*/children"):
         with suppress(OSError):
             for child in children.read_text().split():
-                yield from _process(Path("/proc", child))
+                with suppress(OSError):  # it has ended
+                    entry = Path("/proc", child)
+                    name, _, stat = (entry / "stat").read_text().partition("(")[2].rpartition(")")
+                    state, parent, *fields = stat.split()
+                    command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+                    if state != "Z" or int(parent) == os.getpid():  # the dead of others are theirs to collect
+                        yield _Process(int(child), int(fields[17]), int(parent), command or f"state {state}", name)
                 yield from _descendants(child)
-
-
-def _process(entry: Path) -> Iterator[_Process]:
-    with suppress(OSError):
-        name, _, stat = (entry / "stat").read_text().partition("(")[2].rpartition(")")
-        state, parent, *fields = stat.split()
-        command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-        if state != "Z" or int(parent) == os.getpid():  # the dead of others are theirs to collect
-            yield _Process(int(entry.name), int(fields[17]), int(parent), command or f"state {state}", name)
 
 
 def _descriptors() -> Counter[str]:
@@ -148,16 +137,14 @@ def _descriptors() -> Counter[str]:
 
 def _shared_memory(processes: set[_Process]) -> set[str]:
     """Files of this user in `/dev/shm`, without those that bear the number of a living process that is not ours."""
-    files = [entry for entry in os.scandir("/dev/shm") if _is_own(entry)] if os.path.isdir("/dev/shm") else []
+    files = []
+    for entry in os.scandir("/dev/shm") if os.path.isdir("/dev/shm") else ():
+        with suppress(OSError):  # it is gone
+            if entry.stat(follow_symlinks=False).st_uid == os.geteuid():
+                files.append(entry.name)
     ours = {process.pid for process in processes} | {os.getpid()}
     others = {name for name in os.listdir("/proc") if files and name.isdigit()} - set(map(str, ours))
-    return {file.name for file in files if not others & set(re.split(r"[\W_]", file.name))}
-
-
-def _is_own(entry: os.DirEntry[str]) -> bool:
-    with suppress(OSError):  # it is gone
-        return entry.stat(follow_symlinks=False).st_uid == os.geteuid()
-    return False
+    return {name for name in files if not others & set(re.split(r"[\W_]", name))}
 
 
 def _used_by_others(names: set[str], ours: set[_Process]) -> set[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 
@@ -27,7 +26,7 @@ class FakePool:
 
     def __init__(self, order: Iterable[int] = (), fetch: Fetch | None = None) -> None:
         self._order = iter(order)
-        self._fetch = fetch or _echo
+        self._fetch = fetch or (lambda request, empty: Reply(request.number, batch=request.indices))
         self.submitted: list[Request] = []
         self.open: list[Request] = []
         self.closed = False
@@ -51,7 +50,3 @@ class FakePool:
     def close(self) -> None:
         self.closed = True
         self.open.clear()
-
-
-def _echo(request: Request, empty: Any) -> Reply:
-    return Reply(request.number, batch=request.indices)

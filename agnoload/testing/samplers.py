@@ -6,7 +6,8 @@ import pickle
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from agnoload.samplers import BatchOrder, DistributedSampler, Order, SeededSampler, effective_seed, has_random_access
+from agnoload.samplers import BatchOrder, DistributedSampler, Order, SeededSampler, has_random_access
+from agnoload.samplers.base import is_split, loader_epoch
 from agnoload.testing._require import require
 from agnoload.validate import number_of
 
@@ -31,32 +32,23 @@ def check_sampler(make_sampler: Callable[[], Any]) -> None:
     >>> from agnoload.samplers import RandomSampler
     >>> check_sampler(lambda: RandomSampler(range(10)))
     """
-    make_sampler = _with_a_seed(make_sampler)
-    sampler = make_sampler()
-    epochs = [_listed(sampler) for _ in range(2)]
-    for epoch, items in enumerate(epochs):
-        _check_items(sampler, items, epoch)
-    _check_repeats(make_sampler, epochs)
-    if not getattr(sampler, "is_split", False):
-        _check_ranks(make_sampler, epochs[0])
-    if has_random_access(sampler):
-        for seed in _SEEDS:
-            for epoch in _EPOCHS:
-                _check_order(make_sampler, seed, epoch)
-        if not sampler.is_split:
-            _check_resplit(make_sampler)
-
-
-def _with_a_seed(make_sampler: Callable[[], Any]) -> Callable[[], Any]:
-    """Samplers of ours that were given no seed would each draw one: all get the same one."""
-
-    def make() -> Any:
+    token = loader_epoch.set((_SEEDS[1], 0))  # samplers of ours that were given no seed would each draw one
+    try:
         sampler = make_sampler()
-        if isinstance(sampler, SeededSampler):
-            sampler.lend_seed(effective_seed(sampler, None, _SEEDS[1]))
-        return sampler
-
-    return make
+        epochs = [_listed(sampler) for _ in range(2)]
+        for epoch, items in enumerate(epochs):
+            _check_items(sampler, items, epoch)
+        _check_repeats(make_sampler, epochs)
+        if not is_split(sampler):
+            _check_ranks(make_sampler, epochs[0])
+        if has_random_access(sampler):
+            for seed in _SEEDS:
+                for epoch in _EPOCHS:
+                    _check_order(make_sampler, seed, epoch)
+            if not is_split(sampler):
+                _check_resplit(make_sampler)
+    finally:
+        loader_epoch.reset(token)
 
 
 def _same(found: Sequence[Any], wanted: Sequence[Any], words: str) -> None:
@@ -72,10 +64,8 @@ def _listed(sampler: Iterable[Any]) -> list[Any]:
 
 def _check_items(sampler: Any, items: list[Any], epoch: int) -> None:
     if hasattr(sampler, "__len__"):
-        require(
-            len(sampler) == len(items),
-            f"len is {len(sampler)}, but {number_of(len(items), 'item')} came in epoch {epoch}",
-        )
+        text = f"len is {len(sampler)}, but {number_of(len(items), 'item')} came in epoch {epoch}"
+        require(len(sampler) == len(items), text)
     for place, item in enumerate(items):
         keys = item if isinstance(item, list) else [item]
         odd = next((key for key in keys if type(key) is not int), None)
@@ -98,12 +88,8 @@ def _check_repeats(make_sampler: Callable[[], Any], epochs: list[list[Any]]) -> 
 
 
 def _check_ranks(make_sampler: Callable[[], Any], whole: list[Any]) -> None:
-    sampler = make_sampler()
-    seed = sampler.standalone_seed() if has_random_access(sampler) else None
     for world in range(1, 6):
-        ranks = [
-            _listed(DistributedSampler(make_sampler(), world, rank, tail="keep", seed=seed)) for rank in range(world)
-        ]
+        ranks = [_listed(DistributedSampler(make_sampler(), world, rank, tail="keep")) for rank in range(world)]
         _same(_in_turns(ranks), whole, f"{world} ranks in turns must yield what one does")
 
 
@@ -136,7 +122,7 @@ def _check_order(make_sampler: Callable[[], Any], seed: int, epoch: int) -> None
             where = _position(order, place)
             require(_position(rest, 0) == where, f"{words}the position of item {place} must stay {where}")
             reached = order.reached(place)
-            require(sampler.is_split or reached == where, f"{words}item {place} must be at {reached}, not {where}")
+            require(is_split(sampler) or reached == where, f"{words}item {place} must be at {reached}, not {where}")
 
 
 def _check_resplit(make_sampler: Callable[[], Any]) -> None:

@@ -278,7 +278,7 @@ def test_a_stopped_fork_server_delays_neither_a_timeout_nor_close() -> None:
     next(batches)
     server, begin = preload._current, pool._start
     assert server is not None
-    servers = {server._process.pid, pool._crew._server._process.pid}  # a template, where frameworks are loaded
+    servers = {server._process.pid, pool.crew._server._process.pid}  # a template, where frameworks are loaded
 
     def stopped(worker: int) -> None:
         for pid in servers:

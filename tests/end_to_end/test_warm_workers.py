@@ -326,7 +326,7 @@ import agnoload
 
 with agnoload.DataLoader(range(4), 2, num_workers=1) as loader:
     batches = iter(loader)
-    print(batches._pool._crew._server.forked_from, len(list(batches)), loader.stats().imported_apart)
+    print(batches._pool.crew._server.forked_from, len(list(batches)), loader.stats().imported_apart)
 """
 
 

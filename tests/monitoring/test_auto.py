@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import agnoload
 import agnoload.loader
-import agnoload.monitoring.auto
-from agnoload import system
+from agnoload import DataLoader, system
 from agnoload.monitoring.auto import Choice, choose_for_stream, choose_workers
 from agnoload.system import local_world_size
 
@@ -30,262 +35,6 @@ class Squares(agnoload.Dataset[int]):
 
     def __getitem__(self, index: int) -> int:
         return index * index
-
-
-class Lazy(Squares):
-    """Opens something on first use that cannot be sent to a worker, as many datasets do with their files."""
-
-    def __init__(self) -> None:
-        self.handle: Any = None
-
-    def __getitem__(self, index: int) -> int:
-        self.handle = self.handle or threading.Lock()
-        return index * index
-
-
-# ---------------------------------------------------------------------------------------------- what may be used
-
-
-def groups(root: Path, lines: str, files: dict[str, str]) -> Path:
-    """A machine's `/proc` and `/sys`, as far as control groups go."""
-    files = {"proc/self/cgroup": lines, **{f"sys/fs/cgroup/{name}": text for name, text in files.items()}}
-    for name, text in files.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
-    return root
-
-
-V1 = "5:memory:/box\n4:cpu,cpuacct:/box\n1:name=systemd:/box\n"
-
-
-@pytest.mark.parametrize(
-    ("lines", "files", "expected"),
-    [
-        ("0::/box\n", {"box/cpu.max": "200000 100000\n"}, 2),
-        ("0::/box\n", {"box/cpu.max": "150000 100000\n"}, 2),
-        ("0::/box\n", {"box/cpu.max": "10000 100000\n"}, 1),
-        ("0::/box\n", {"box/cpu.max": "max 100000\n"}, 16),
-        ("0::/\n", {"cpu.max": "300000 100000\n"}, 3),
-        ("0::/pod/box\n", {"pod/cpu.max": "200000 100000\n", "pod/box/cpu.max": "max 100000\n"}, 2),
-        ("0::/pod/box\n", {"pod/cpu.max": "200000 100000\n", "pod/box/cpu.max": "500000 100000\n"}, 2),
-        ("0::/box\n", {"other/cpu.max": "100000 100000\n"}, 16),
-        ("0::/box\n", {"box/cpu.max": "nonsense\n"}, 16),
-        (V1, {"cpu/box/cpu.cfs_quota_us": "200000", "cpu/box/cpu.cfs_period_us": "100000"}, 2),
-        (V1, {"cpu/box/cpu.cfs_quota_us": "-1", "cpu/box/cpu.cfs_period_us": "100000"}, 16),
-        # In a container the group's own folder is the root of what is mounted.
-        (V1, {"cpu/cpu.cfs_quota_us": "400000", "cpu/cpu.cfs_period_us": "100000"}, 4),
-        (V1, {"memory/box/cpu.cfs_quota_us": "100000", "memory/box/cpu.cfs_period_us": "100000"}, 16),
-        ("nonsense\n", {}, 16),
-    ],
-)
-def test_c55_the_quota_of_a_control_group_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: str, files: dict[str, str], expected: int
-) -> None:
-    monkeypatch.setattr(system, "affine_cores", lambda: 16)
-    monkeypatch.setattr(system, "machine_cores", lambda: 16)
-    assert system.usable_cores(root=groups(tmp_path, lines, files)) == expected
-
-
-def test_affinity_counts_where_it_allows_less_than_the_quota(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(system, "affine_cores", lambda: 3)
-    monkeypatch.setattr(system, "machine_cores", lambda: 16)
-    assert system.usable_cores(root=groups(tmp_path, "0::/box\n", {"box/cpu.max": "800000 100000"})) == 3
-
-
-@pytest.mark.parametrize(
-    ("affine", "quota", "sharing", "expected"),
-    [(64, None, 8, 8), (64, 16, 8, 2), (64, 4, 8, 1), (8, None, 8, 8), (4, None, 8, 4), (64, None, 100, 1)],
-)
-def test_processes_that_train_together_divide_the_cores(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, affine: int, quota: int | None, sharing: int, expected: int
-) -> None:
-    monkeypatch.setattr(system, "affine_cores", lambda: affine)
-    monkeypatch.setattr(system, "machine_cores", lambda: 64)
-    files = {} if quota is None else {"box/cpu.max": f"{quota}00000 100000"}
-    assert system.usable_cores(sharing, groups(tmp_path, "0::/box\n", files)) == expected
-
-
-@pytest.mark.parametrize(
-    ("variables", "expected"),
-    [
-        ({}, 1),
-        ({"LOCAL_WORLD_SIZE": "8"}, 8),
-        ({"OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, 2),
-        ({"LOCAL_WORLD_SIZE": "0"}, 1),
-        ({"LOCAL_WORLD_SIZE": "many"}, 1),
-    ],
-)
-def test_the_environment_says_how_many_processes_train_together_on_a_machine(
-    variables: dict[str, str], expected: int
-) -> None:
-    assert local_world_size(variables) == expected
-
-
-def test_a_loader_takes_its_share_of_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(system.machine_cores()))
-    loader = agnoload.DataLoader(Endless().map(str), 4, num_workers="auto")
-    assert loader.num_workers == 1
-    loader.close()
-
-
-def test_a_machine_without_control_groups_has_the_cores_of_its_affinity(tmp_path: Path) -> None:
-    assert system.usable_cores(root=tmp_path) == len(os.sched_getaffinity(0))
-    assert system.quota_cores(tmp_path) is None
-    assert system.memory_limit(tmp_path) is None
-    assert system.usable_memory(tmp_path) == system.physical_memory()
-
-
-@pytest.mark.parametrize(
-    ("lines", "files", "expected"),
-    [
-        ("0::/box\n", {"box/memory.max": f"{64 * MIB}\n"}, 64 * MIB),
-        ("0::/box\n", {"box/memory.max": "max\n"}, None),
-        ("0::/a/b\n", {"a/memory.max": f"{64 * MIB}\n", "a/b/memory.max": f"{99 * MIB}\n"}, 64 * MIB),
-        (V1, {"memory/box/memory.limit_in_bytes": f"{64 * MIB}\n"}, 64 * MIB),
-        (V1, {"memory/box/memory.limit_in_bytes": "9223372036854771712\n"}, None),
-    ],
-)
-def test_the_memory_limit_of_a_control_group_counts(
-    tmp_path: Path, lines: str, files: dict[str, str], expected: int | None
-) -> None:
-    root = groups(tmp_path, lines, files)
-    assert system.memory_limit(root) == expected
-    assert system.usable_memory(root) == (expected or system.physical_memory())
-
-
-PROGRAM = """
-import json, os, sys
-os.sched_setaffinity(0, {min(os.sched_getaffinity(0))} if sys.argv[1] == "one" else os.sched_getaffinity(0))
-import time, agnoload
-from agnoload.system import usable_cores
-
-class Slow(agnoload.Dataset):
-    def __len__(self):
-        return 16
-    def __getitem__(self, index):
-        time.sleep(0.002)
-        return index
-
-loader = agnoload.DataLoader(Slow(), 8, num_workers="auto")
-batches = [batch.tolist() for batch in loader]
-print(json.dumps([usable_cores(), loader.num_workers, batches]))
-"""
-
-
-def run(argument: str, **environment: str) -> tuple[int, int, list[list[int]]]:
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", PROGRAM, argument],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        env={**os.environ, **environment},
-    )
-    assert done.returncode == 0, done.stderr
-    usable, workers, batches = json.loads(done.stdout)
-    return usable, workers, batches
-
-
-def test_c55_one_core_by_affinity_means_one_worker_at_most() -> None:
-    usable, workers, batches = run("one")
-    assert usable == 1
-    assert workers <= 1
-    assert batches == [list(range(8)), list(range(8, 16))]
-
-
-def test_c55_the_number_of_openmp_threads_changes_nothing() -> None:
-    cores_here = system.usable_cores()
-    assert run("all", OMP_NUM_THREADS="1")[:2] == (cores_here, cores_here)
-
-
-@pytest.mark.slow
-def test_c55_a_number_is_taken_as_it_is() -> None:
-    with agnoload.DataLoader(Squares(), 5, num_workers=8) as loader:  # a warning would be an error
-        assert loader.num_workers == 8
-        assert np.concatenate(list(loader)).tolist() == [k * k for k in range(40)]
-        assert loader.stats().choice == "as asked for"
-
-
-# ---------------------------------------------------------------------------------------------- which datasets
-
-
-@pytest.mark.parametrize(
-    "dataset",
-    [
-        agnoload.ArrayDataset(np.zeros((100, 4))),
-        agnoload.ArrayDataset(x=np.zeros((100, 4)), y=np.zeros(100)),
-        agnoload.Subset(agnoload.ArrayDataset(np.zeros((100, 4))), range(50)),
-    ],
-    ids=repr,
-)
-def test_c55_no_workers_where_whole_batches_are_gathered(dataset: Any) -> None:
-    loader = agnoload.DataLoader(dataset, 10, shuffle=True, num_workers="auto")
-    for _ in range(3):
-        list(loader)
-    assert loader.num_workers == 0
-    assert "gathered in one step" in loader.stats().choice
-    assert "gathered in one step" in repr(loader)
-
-
-def test_an_empty_dataset_needs_no_workers() -> None:
-    loader = agnoload.DataLoader([], num_workers="auto")
-    assert list(loader) == []
-    assert loader.num_workers == 0
-
-
-def test_the_probe_runs_in_a_worker_and_leaves_the_dataset_alone() -> None:
-    dataset = Lazy()
-    with agnoload.DataLoader(dataset, 4, num_workers="auto") as loader:
-        assert "a probe" not in repr(loader)
-        assert dataset.handle is None  # with its handle it could not be sent any more
-        assert np.concatenate(list(loader)).tolist() == [k * k for k in range(40)]
-
-
-def test_what_cannot_be_sent_to_workers_is_loaded_here() -> None:
-    dataset = Squares()
-    dataset.lock = threading.Lock()  # type: ignore[attr-defined]
-    loader = agnoload.DataLoader(dataset, 4, num_workers="auto")
-    assert len(list(loader)) == 10
-    assert loader.num_workers == 0
-    assert "dataset.lock" in loader.stats().choice
-
-
-@pytest.mark.parametrize("kind", ["process", "thread"])
-def test_a_probe_that_fails_is_left_to_the_loop(kind: Any) -> None:
-    class Broken(Squares):
-        def __getitem__(self, index: int) -> int:
-            raise ValueError("never")
-
-    with agnoload.DataLoader(Broken(), 4, num_workers="auto", worker_type=kind) as loader:
-        assert loader.num_workers == system.usable_cores()
-        assert "a probe failed with ValueError" in repr(loader)
-        with pytest.raises(ValueError, match="never"):
-            next(iter(loader))
-
-
-def test_nothing_is_probed_before_somebody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forbidden(*_: Any) -> Any:
-        raise AssertionError("the constructor must not load samples")
-
-    monkeypatch.setattr(agnoload.loader, "choose_for_dataset", forbidden)
-    loader = agnoload.DataLoader(Squares(), 4, num_workers="auto")
-    assert len(loader) == 10
-    with pytest.raises(AssertionError, match="must not load"):
-        _ = loader.num_workers
-
-
-def test_choosing_leaves_the_users_random_numbers_alone() -> None:
-    state, arrays = random.getstate(), np.random.get_state()[1].tolist()  # type: ignore[index]
-    with agnoload.DataLoader(Squares(), 4, num_workers="auto", worker_type="thread") as loader:
-        assert loader.num_workers >= 0
-    assert random.getstate() == state
-    assert np.random.get_state()[1].tolist() == arrays  # type: ignore[index]
-
-
-def test_samples_without_batches_are_probed_one_by_one() -> None:
-    with agnoload.DataLoader(Squares(), None, num_workers="auto") as loader:
-        assert sorted(map(int, loader)) == [k * k for k in range(40)]
-        assert "fail" not in loader.stats().choice
 
 
 class Shards(agnoload.IterableDataset[int]):
@@ -301,18 +50,211 @@ class Endless(agnoload.IterableDataset[int]):
         return iter(int, 1)
 
 
-def test_a_stream_has_as_many_workers_as_can_share_it() -> None:
+# ---------------------------------------------------------------------------------------------- what may be used
+
+
+@contextmanager
+def machine(lines: str, files: dict[str, str], cores: int = 16, affine: int = 16) -> Iterator[Path]:
+    """The `/proc` and `/sys` of a machine, as far as control groups go; it has so many cores, and so many are ours."""
+    files = {"proc/self/cgroup": lines, **{f"sys/fs/cgroup/{name}": text for name, text in files.items()}}
+    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(system, "affine_cores", lambda: affine)
+        patch.setattr(system, "machine_cores", lambda: cores)
+        for name, text in files.items():
+            path = Path(folder, name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        yield Path(folder)
+
+
+QUOTAS = st.lists(st.none() | st.integers(1000, 3_200_000), min_size=1, max_size=3)
+"""Microseconds of each 100,000 that a control group and those inside it allow."""
+
+
+@settings(max_examples=40)
+@given(st.integers(1, 64), st.integers(1, 64), st.integers(1, 70), QUOTAS, st.booleans())
+def test_c55_cores_are_bounded_by_affinity_machine_and_the_quotas_of_control_groups(
+    cores: int, affine: int, sharing: int, quotas: list[int | None], first_version: bool
+) -> None:
+    group, files = "", {}
+    for quota in quotas:
+        group += "/g"
+        if first_version:
+            files[f"cpu{group}/cpu.cfs_quota_us"] = "-1\n" if quota is None else f"{quota}\n"
+            files[f"cpu{group}/cpu.cfs_period_us"] = "100000\n"
+        else:
+            files[f"{group[1:]}/cpu.max"] = f"{'max' if quota is None else quota} 100000\n"
+    lines = f"5:memory:{group}\n4:cpu,cpuacct:{group}\n1:name=systemd:{group}\n" if first_version else f"0::{group}\n"
+    limits = [affine, cores // sharing, *(math.ceil(q / 100_000 / sharing) for q in quotas if q is not None)]
+    with machine(lines, files, cores, affine) as root:
+        assert system.usable_cores(sharing, root) == max(1, min(limits))
+
+
+@settings(max_examples=40)
+@given(st.lists(st.none() | st.integers(1, 10**12), min_size=1, max_size=3), st.booleans())
+def test_memory_is_bounded_by_the_limits_of_control_groups(limits: list[int | None], first_version: bool) -> None:
+    group, files = "", {}
+    for limit in limits:
+        group += "/g"
+        name = f"memory{group}/memory.limit_in_bytes" if first_version else f"{group[1:]}/memory.max"
+        files[name] = f"{limit}\n" if limit is not None else "9223372036854771712\n" if first_version else "max\n"
+    wanted = min((limit for limit in limits if limit is not None), default=None)
+    with machine(f"5:memory:{group}\n" if first_version else f"0::{group}\n", files) as root:
+        assert system.memory_limit(root) == wanted
+        here = system.physical_memory()
+        assert here is not None
+        assert system.usable_memory(root) == min(here, wanted or here)
+
+
+def test_odd_files_of_control_groups_set_no_limit() -> None:
+    first = "4:cpu,cpuacct:/box\n"
+    for lines, files, expected in [
+        ("0::/box\n", {"other/cpu.max": "100000 100000\n"}, 16),
+        ("0::/box\n", {"box/cpu.max": "nonsense\n"}, 16),
+        ("nonsense\n", {}, 16),
+        (first, {"memory/box/cpu.cfs_quota_us": "100000", "memory/box/cpu.cfs_period_us": "100000"}, 16),
+        # In a container the group's own folder is the root of what is mounted.
+        (first, {"cpu/cpu.cfs_quota_us": "400000", "cpu/cpu.cfs_period_us": "100000"}, 4),
+        ("0::/\n", {"cpu.max": "300000 100000\n"}, 3),
+    ]:
+        with machine(lines, files) as root:
+            assert system.usable_cores(root=root) == expected, files
+
+
+def test_a_machine_without_control_groups_has_the_cores_of_its_affinity(tmp_path: Path) -> None:
+    assert system.usable_cores(root=tmp_path) == len(os.sched_getaffinity(0))
+    assert (system.quota_cores(tmp_path), system.memory_limit(tmp_path)) == (None, None)
+
+
+def test_the_environment_says_how_many_processes_train_together_on_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert local_world_size({}) == 1
+    assert local_world_size({"LOCAL_WORLD_SIZE": "8"}) == 8
+    assert local_world_size({"OMPI_COMM_WORLD_LOCAL_SIZE": "2"}) == 2
+    assert local_world_size({"LOCAL_WORLD_SIZE": "0"}) == local_world_size({"LOCAL_WORLD_SIZE": "many"}) == 1
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(system.machine_cores()))
+    with DataLoader(Endless().map(str), 4, num_workers="auto") as loader:
+        assert loader.num_workers == 1
+
+
+PROGRAM = """
+import json, os, time, agnoload
+from agnoload.system import usable_cores
+
+class Slow(agnoload.Dataset):
+    def __len__(self):
+        return 16
+    def __getitem__(self, index):
+        time.sleep(0.002)
+        return index
+
+for cores in os.sched_getaffinity(0), {min(os.sched_getaffinity(0))}:
+    os.sched_setaffinity(0, cores)
+    with agnoload.DataLoader(Slow(), 8, num_workers="auto") as loader:
+        print(json.dumps([usable_cores(), loader.num_workers, [batch.tolist() for batch in loader]]))
+"""
+
+
+@pytest.mark.slow
+def test_c55_affinity_counts_and_the_number_of_openmp_threads_does_not() -> None:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-W", "error", "-c", PROGRAM]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    (usable, workers, batches), (one, at_most_one, same) = map(json.loads, done.stdout.splitlines())
+    assert usable == workers == system.usable_cores()
+    assert one == 1 >= at_most_one
+    assert batches == same == [list(range(8)), list(range(8, 16))]
+
+
+def test_c55_a_number_is_taken_as_it_is() -> None:
+    wanted = system.usable_cores() + 1
+    with DataLoader(Squares(), 5, num_workers=wanted) as loader:  # a warning would be an error
+        assert loader.num_workers == wanted
+        assert np.concatenate(list(loader)).tolist() == [k * k for k in range(40)]
+        assert loader.stats().choice == "as asked for"
+
+
+# ---------------------------------------------------------------------------------------------- which datasets
+
+
+def test_c55_no_workers_where_whole_batches_are_gathered() -> None:
+    rows, named = agnoload.ArrayDataset(np.zeros((100, 4))), agnoload.ArrayDataset(x=np.zeros((100, 4)), y=np.ones(100))
+    for dataset in (rows, named, agnoload.Subset(rows, range(50))):
+        loader = DataLoader(dataset, 10, shuffle=True, num_workers="auto")
+        for _ in range(3):
+            list(loader)
+        assert loader.num_workers == 0
+        assert "gathered in one step" in loader.stats().choice
+        assert "gathered in one step" in repr(loader)
+
+
+def test_the_probe_runs_in_a_worker_and_leaves_the_dataset_alone() -> None:
+    class Lazy(Squares):  # opens something on first use that cannot be sent to a worker, as many do with their files
+        handle: Any = None
+
+        def __getitem__(self, index: int) -> int:
+            self.handle = self.handle or threading.Lock()
+            return index * index
+
+    dataset = Lazy()
+    with DataLoader(dataset, 4, num_workers="auto") as loader:
+        assert "a probe" not in repr(loader)
+        assert dataset.handle is None  # with its handle it could not be sent any more
+        assert np.concatenate(list(loader)).tolist() == [k * k for k in range(40)]
+
+
+def test_workers_are_none_where_there_is_nothing_to_load_or_nothing_to_send() -> None:
+    empty = DataLoader([], num_workers="auto")
+    assert list(empty) == []
+    assert empty.num_workers == 0
+    dataset = Squares()
+    dataset.lock = threading.Lock()  # type: ignore[attr-defined]
+    loader = DataLoader(dataset, 4, num_workers="auto")
+    assert len(list(loader)) == 10
+    assert loader.num_workers == 0
+    assert "dataset.lock" in loader.stats().choice
+
+
+@pytest.mark.parametrize("kind", ["process", "thread"])
+def test_a_probe_that_fails_is_left_to_the_loop(kind: Any) -> None:
+    class Broken(Squares):
+        def __getitem__(self, index: int) -> int:
+            raise ValueError("never")
+
+    with DataLoader(Broken(), 4, num_workers="auto", worker_type=kind) as loader:
+        assert loader.num_workers == system.usable_cores()
+        assert "a probe failed with ValueError" in repr(loader)
+        with pytest.raises(ValueError, match="never"):
+            next(iter(loader))
+
+
+def test_nothing_is_probed_before_somebody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(*_: Any) -> Any:
+        raise AssertionError("the constructor must not load samples")
+
+    monkeypatch.setattr(agnoload.loader, "choose_for_dataset", forbidden)
+    loader = DataLoader(Squares(), 4, num_workers="auto")
+    assert len(loader) == 10
+    with pytest.raises(AssertionError, match="must not load"):
+        _ = loader.num_workers
+
+
+def test_single_samples_are_probed_one_by_one_and_the_users_generators_are_left_alone() -> None:
+    state, arrays = random.getstate(), np.random.get_state()[1].tolist()  # type: ignore[index]
+    with DataLoader(Squares(), None, num_workers="auto", worker_type="thread") as loader:
+        assert sorted(map(int, loader)) == [k * k for k in range(40)]
+        assert "fail" not in loader.stats().choice
+    assert random.getstate() == state
+    assert np.random.get_state()[1].tolist() == arrays  # type: ignore[index]
+
+
+def test_a_stream_has_as_many_workers_as_can_share_it_and_is_not_read() -> None:
     assert choose_for_stream(Shards(), 8).workers == 3
     assert choose_for_stream(Shards(), 2).workers == 2
-    assert choose_for_stream(Endless(), 8).workers == 1
     assert choose_for_stream(Endless().map(str), 8).workers == 8
-
-
-def test_a_stream_is_not_read_to_choose() -> None:
-    loader = agnoload.DataLoader(Endless(), 4, num_workers="auto")
-    assert loader.num_workers == 1
-    assert "without shards" in loader.stats().choice
-    loader.close()
+    with DataLoader(Endless(), 4, num_workers="auto") as loader:
+        assert loader.num_workers == 1
+        assert "without shards" in loader.stats().choice
 
 
 # ---------------------------------------------------------------------------------------------- the probe
@@ -332,26 +274,30 @@ class Load:
         return count * self.seconds + (self.first if len(self.asked) == 1 else 0.0), count * self.nbytes
 
 
-def test_none_where_a_batch_costs_less_than_its_transport() -> None:
-    choice = choose_workers(Load(1e-6, first=0.05), 64, 2, 8, 1 << 34)
-    assert choice == Choice(0, "a batch takes 64 microseconds, less than its way through a worker")
-
-
-def test_all_cores_where_it_costs_more() -> None:
+def test_workers_are_none_where_a_batch_costs_less_than_its_transport_and_all_cores_where_it_costs_more() -> None:
+    quick = Choice(0, "a batch takes 64 microseconds, less than its way through a worker")
+    assert choose_workers(Load(1e-6, first=0.05), 64, 2, 8, 1 << 34) == quick
     assert choose_workers(Load(0.01), 64, 2, 8, 1 << 34) == Choice(8, "a sample takes 10 ms, 8 usable cores")
+    short = Choice(7, "a sample takes 10 ms, 32 usable cores, memory for the batches of 7")
+    assert choose_workers(Load(0.01, nbytes=MIB), 64, 2, 32, 4 * 64 * MIB * 22) == short  # a quarter is 22 batches
 
 
-def test_a_probe_is_short() -> None:
-    slow, quick, slowest = Load(0.01), Load(1e-6), Load(1.0)
-    for load in (slow, quick, slowest):
-        choose_workers(load, 64, 2, 8, 1 << 34)
-    assert (slow.asked, quick.asked, slowest.asked) == ([1, 10], [1, 64], [1])
-
-
-def test_batches_under_way_leave_most_of_the_memory_free() -> None:
-    choice = choose_workers(Load(0.01, nbytes=MIB), 64, 2, 32, 4 * 64 * MIB * 22)  # a quarter is 22 batches
-    assert choice == Choice(7, "a sample takes 10 ms, 32 usable cores, memory for the batches of 7")
-    assert choose_workers(Load(0.01, nbytes=MIB), 64, 2, 32, MIB).workers == 1
+@given(
+    st.floats(1e-9, 10.0), st.integers(0, 1 << 40), st.integers(1, 4096), st.integers(1, 16), st.integers(1, 128),
+    st.integers(1 << 20, 1 << 40),
+)  # fmt: skip
+def test_a_probe_is_short_and_batches_under_way_leave_most_of_the_memory_free(
+    seconds: float, nbytes: int, size: int, prefetch: int, cores: int, memory: int
+) -> None:
+    load = Load(seconds, nbytes)
+    workers = choose_workers(load, size, prefetch, cores, memory).workers
+    assert 0 <= workers <= cores
+    assert load.asked[0] == 1
+    assert len(load.asked) <= 2
+    assert sum(load.asked[1:]) * seconds <= max(0.1, seconds) * 1.001
+    assert max(load.asked) <= size
+    assert workers <= 1 or (workers * (prefetch + 1) + 1) * nbytes * size <= memory / 4
+    assert (workers == 0) == (seconds * size < 300e-6) or seconds * size == pytest.approx(300e-6)
 
 
 def test_an_error_in_the_probe_is_no_reason_for_anything() -> None:

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import logging
-import logging.handlers
 import subprocess
 import sys
 import threading
 import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from logging.handlers import QueueHandler
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from agnoload import DataLoader
 
-METHODS = ("forkserver", pytest.param("spawn", marks=pytest.mark.slow), "fork")
-
 
 class Talks:
     """Logs, warns or prints once a sample."""
 
-    def __init__(self, say) -> None:
+    def __init__(self, say: Callable[[int], object]) -> None:
         self.say = say
 
     def __len__(self) -> int:
@@ -30,54 +32,63 @@ class Talks:
         return index
 
 
-def through(say, workers: int = 2, **options) -> list[list[int]]:
+def through(say: Callable[[int], object], workers: int = 2, epochs: int = 1, **options: Any) -> None:
     with DataLoader(Talks(say), 2, num_workers=workers, **options) as loader:
-        return [batch.tolist() for batch in loader]
+        for _ in range(epochs):
+            list(loader)
 
 
-# ---------------------------------------------------------------------------------------------- records
+@contextmanager
+def loggers_of_the_user(heard: list[str]) -> Iterator[None]:
+    """One that shows errors only, and one with a handler and a filter of its own, which does not propagate."""
+    quiet, loud = logging.getLogger("quiet"), logging.getLogger("loud")
+    loud.addHandler(QueueHandler(SimpleNamespace(put_nowait=lambda record: heard.append(record.getMessage()))))
+    loud.addFilter(lambda record: "3" not in record.getMessage())
+    loud.propagate = False
+    quiet.setLevel(logging.ERROR)
+    loud.setLevel(logging.INFO)
+    yield
+    quiet.setLevel(logging.NOTSET)
+    loud.setLevel(logging.NOTSET)
+    loud.propagate = True
+    loud.handlers.clear()
+    loud.filters.clear()
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_records_reach_the_handlers_tagged_in_the_order_of_the_batches(method, caplog) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["forkserver", "spawn", "fork"])
+def test_records_warnings_and_prints_arrive_as_without_workers(method, caplog, capfd) -> None:
     def say(index: int) -> None:
         logging.getLogger("user.data").warning("sample %d of %s", index, "six", extra={"shape": (2, 3)})
+        for name in ("quiet", "loud"):
+            logging.getLogger(name).info("%s %d", name, index)
+        warnings.warn(f"sample {index % 2} is odd", RuntimeWarning, stacklevel=1)
+        print("sample", index)
+        print("whisper", index, file=sys.stderr)
+        subprocess.run(["echo", f"child {index}"], check=True, timeout=120)
 
+    heard: list[str] = []
     caplog.set_level(logging.DEBUG)
-    through(say, multiprocessing_context=method)
-    assert [record.getMessage() for record in caplog.records] == [f"sample {n} of six" for n in range(6)]
+    with loggers_of_the_user(heard), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        through(say, epochs=2, multiprocessing_context=method)
+    # Records: in the order of the batches, with their worker, past the levels and filters of this process.
+    assert [r.getMessage() for r in caplog.records] == [f"sample {n} of six" for n in range(6)] * 2
     for record in caplog.records:
         assert (record.name, record.levelname, record.funcName, record.shape) == ("user.data", "WARNING", "say", (2, 3))
         assert record.processName == f"agnoload-worker-{record.worker}"
         assert record.process != logging.makeLogRecord({}).process
         assert record.pathname.endswith("test_logs.py")
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_levels_filters_and_propagation_are_those_of_the_parent(method, caplog) -> None:
-    def say(index: int) -> None:
-        for name in ("quiet", "loud", "other"):
-            logging.getLogger(name).info("%s %d", name, index)
-
-    quiet, loud = logging.getLogger("quiet"), logging.getLogger("loud")
-    heard: list[str] = []
-    handler = logging.handlers.QueueHandler(type("Q", (), {"put_nowait": lambda _, r: heard.append(r.getMessage())})())
-    caplog.set_level(logging.WARNING)
-    quiet.setLevel(logging.ERROR)
-    loud.setLevel(logging.INFO)
-    loud.propagate = False
-    loud.addHandler(handler)
-    loud.addFilter(lambda record: "3" not in record.getMessage())
-    try:
-        through(say, multiprocessing_context=method)
-    finally:
-        quiet.setLevel(logging.NOTSET)
-        loud.setLevel(logging.NOTSET)
-        loud.propagate = True
-        loud.handlers.clear()
-        loud.filters.clear()
-    assert caplog.records == []
-    assert heard == [f"loud {n}" for n in (0, 1, 2, 4, 5)]
+    assert heard == [f"loud {n}" for n in (0, 1, 2, 4, 5)] * 2
+    # Warnings: each distinct one once a loader.
+    caught = [warning for warning in caught if "fork()" not in str(warning.message)]  # Python's and JAX's, of the start
+    assert sorted(str(warning.message) for warning in caught) == ["sample 0 is odd", "sample 1 is odd"]
+    assert {(warning.category, warning.filename) for warning in caught} == {(RuntimeWarning, __file__)}
+    # Prints: line by line, those of programs that a sample starts, too.
+    out, err = capfd.readouterr()
+    printed = [f"{what} {n}" for what in ("sample", "child") for n in range(6)]
+    assert sorted(out.splitlines()) == sorted(2 * printed)
+    assert sorted(err.splitlines()) == sorted(2 * [f"whisper {n}" for n in range(6)])
 
 
 def test_tracebacks_and_what_cannot_travel_are_logged_as_text(caplog) -> None:
@@ -102,29 +113,24 @@ def test_tracebacks_and_what_cannot_travel_are_logged_as_text(caplog) -> None:
     assert "lock" in record.lock
 
 
-def test_records_of_worker_init_fn_come_with_the_first_batch(caplog) -> None:
-    caplog.set_level(logging.INFO)
-    with DataLoader(range(4), 2, num_workers=1, worker_init_fn=lambda w: logging.info("worker %d is up", w)) as loader:
-        next(iter(loader))
-    assert [record.getMessage() for record in caplog.records] == ["worker 0 is up"]
-
-
-def test_records_come_with_the_error_too(caplog) -> None:
+def test_records_come_with_the_first_batch_and_with_an_error(caplog) -> None:
     def say(index: int) -> None:
         logging.error("about to fail")
         raise KeyError(index)
 
-    with pytest.raises(KeyError):
-        through(say)
-    assert "about to fail" in caplog.text
+    def up(worker: int) -> None:
+        logging.error("worker %d is up", worker)
 
-    def init(_: int) -> None:
+    def down(worker: int) -> None:
         logging.error("no disk")
         raise OSError
 
+    with pytest.raises(KeyError):
+        through(say, 1, worker_init_fn=up)
+    assert [record.getMessage() for record in caplog.records] == ["worker 0 is up", "about to fail"]
     caplog.clear()
-    with DataLoader(range(4), num_workers=1, worker_init_fn=init) as loader, pytest.raises(OSError):  # noqa: PT011
-        next(iter(loader))
+    with pytest.raises(OSError, match="before its first batch"):
+        through(say, 1, worker_init_fn=down)
     assert caplog.text.count("no disk") == 1
 
 
@@ -140,31 +146,21 @@ def test_a_disabled_level_stays_disabled(caplog) -> None:
 # ---------------------------------------------------------------------------------------------- warnings
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_each_distinct_warning_comes_once_a_loader(method) -> None:
+class Mine(UserWarning):
+    def __init__(self, index: int, why: str) -> None:
+        super().__init__(f"{index}: {why}")
+        self.index = index
+
+
+def test_a_warning_class_of_the_users_is_that_class_and_an_ignored_warning_does_not_arrive() -> None:
     def say(index: int) -> None:
-        warnings.warn(f"sample {index % 2} is odd", RuntimeWarning, stacklevel=1)
+        warnings.warn(Mine(index, "blurred"), stacklevel=1)
+        warnings.warn("old", RuntimeWarning, stacklevel=1)
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        with DataLoader(Talks(say), 2, num_workers=2, multiprocessing_context=method) as loader:
-            for _ in range(2):
-                list(loader)
-    caught = [warning for warning in caught if "fork()" not in str(warning.message)]  # Python's and JAX's, of the start
-    assert sorted(str(warning.message) for warning in caught) == ["sample 0 is odd", "sample 1 is odd"]
-    assert {warning.category for warning in caught} == {RuntimeWarning}
-    assert {warning.filename for warning in caught} == {__file__}
-
-
-def test_a_warning_class_of_the_users_is_that_class() -> None:
-    class Mine(UserWarning):
-        def __init__(self, index: int, why: str) -> None:
-            super().__init__(f"{index}: {why}")
-            self.index = index
-
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        through(lambda index: warnings.warn(Mine(index, "blurred"), stacklevel=1))
+        warnings.filterwarnings("ignore", message="o.d")
+        through(say)
     assert [warning.message.index for warning in caught] == list(range(6))
     assert {warning.category for warning in caught} == {Mine}
 
@@ -178,24 +174,15 @@ def test_a_warning_that_is_an_error_is_the_samples_error(workers) -> None:
     assert any("index 0" in note for note in caught.value.__notes__)
 
 
-def test_a_warning_of_a_foreign_class_that_is_an_error_is_one_when_it_arrives() -> None:
-    class Mine(UserWarning):
-        pass
-
+def test_a_warning_of_a_users_class_that_is_an_error_is_one_when_it_arrives() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         warnings.filterwarnings("error", category=Mine)
         with pytest.raises(Mine, match="old"):
-            through(lambda index: warnings.warn("old", Mine, stacklevel=1))
+            through(lambda index: warnings.warn(Mine(index, "old"), stacklevel=1))
 
 
-def test_an_ignored_warning_does_not_arrive() -> None:
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        warnings.filterwarnings("ignore", message="o.d")
-        through(lambda index: warnings.warn("old", RuntimeWarning, stacklevel=1))
-    assert caught == []
-
+# ---------------------------------------------------------------------------------------------- whole programs
 
 PROGRAM = """
 import warnings, logging, agnoload
@@ -224,22 +211,6 @@ def test_a_plain_program_shows_the_same_with_workers_and_without(workers, progra
     assert [line for line in lines if line.startswith("sample")] == [f"sample {n}" for n in range(4)]
 
 
-# ---------------------------------------------------------------------------------------------- prints
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_prints_reach_the_output_of_the_parent_line_by_line(method, capfd) -> None:
-    def say(index: int) -> None:
-        print("sample", index)
-        print("whisper", index, file=sys.stderr)
-        subprocess.run(["echo", f"child {index}"], check=True, timeout=120)
-
-    through(say, multiprocessing_context=method)
-    out, err = capfd.readouterr()
-    assert sorted(out.splitlines()) == sorted(f"{what} {n}" for what in ("sample", "child") for n in range(6))
-    assert sorted(err.splitlines()) == [f"whisper {n}" for n in range(6)]
-
-
 @pytest.mark.slow
 def test_prints_before_a_hang_are_seen(capfd) -> None:
     def say(index: int) -> None:
@@ -252,15 +223,10 @@ def test_prints_before_a_hang_are_seen(capfd) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", ">&- 2>&- <&-"])
+@pytest.mark.parametrize("closed", ["2>&-", ">&- 2>&- <&-"])
 def test_a_program_without_standard_streams_loads_all_the_same(closed, tmp_path) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM.replace("print(batch)", f"open({str(tmp_path / 'out')!r}, 'a').write(str(batch))"))
-    done = subprocess.run(
-        ["sh", "-c", f"exec {sys.executable} -W ignore {program} {closed}"],
-        capture_output=True,
-        check=False,
-        timeout=120,
-    )
-    assert done.returncode == 0
+    command = ["sh", "-c", f"exec {sys.executable} -W ignore {program} {closed}"]
+    assert subprocess.run(command, capture_output=True, check=False, timeout=120).returncode == 0
     assert (tmp_path / "out").read_text() == "[0 1][2 3]"

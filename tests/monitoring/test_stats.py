@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import agnoload
+from agnoload.batching.tree import walk
 from agnoload.messages import Failure, Reply
 from agnoload.monitoring.stats import Recorder, Sums, size_of, verdict
 
@@ -76,7 +77,7 @@ def test_c59_the_verdict_does_not_blame_the_loader_for_a_loop_that_works() -> No
     assert "add workers" not in stats.verdict
 
 
-def test_c59_the_record_cannot_be_changed_and_stays_as_it_was() -> None:
+def test_c59_the_record_is_plain_cannot_be_changed_and_stays_as_it_was() -> None:
     loader = agnoload.DataLoader(Bad(10), 4, on_error="skip")
     list(loader)
     before = loader.stats()
@@ -85,6 +86,7 @@ def test_c59_the_record_cannot_be_changed_and_stays_as_it_was() -> None:
         before.batches = 7  # type: ignore[misc]
     assert isinstance(before.busy, tuple)
     assert isinstance(before.failed, tuple)
+    assert json.loads(json.dumps(dataclasses.asdict(before)))["samples"] == 8
     list(loader)
     assert before == copy
     assert loader.stats().batches == 2 * before.batches
@@ -155,13 +157,6 @@ def test_only_the_first_thousand_bad_samples_are_kept_and_all_are_counted() -> N
     assert "1800 bad samples, the first: 3, " in str(stats)
 
 
-def test_two_iterators_over_one_loader_are_counted_together() -> None:
-    loader = agnoload.DataLoader(range(10), 5)
-    for _ in zip(loader, loader, strict=True):
-        pass
-    assert (loader.stats().batches, loader.stats().samples) == (4, 20)
-
-
 @pytest.mark.slow
 def test_hits_of_a_cache_are_counted_over_all_workers() -> None:
     cached = agnoload.CachedDataset(Waiting(20), max_bytes=1 << 20)
@@ -212,18 +207,60 @@ def test_a_reply_about_a_death_counts_as_no_work() -> None:
     assert ends == {0: 5.0}
 
 
-def test_bytes_are_those_of_the_arrays_wherever_they_lie() -> None:
-    array = np.zeros((2, 3), np.int16)
-    padded = agnoload.Padded(array, np.zeros(2, np.int64))
-    assert size_of(array) == 12
-    assert size_of([]) == 0
-    assert size_of(["text", "more"]) == 0
-    assert size_of({"x": array, "y": (array, [array]), "name": ["a", "b"], "none": None}) == 36
-    assert size_of(padded) == 12 + 16
-    assert size_of(np.float32(1)) == 4
+LEAVES = st.one_of(
+    st.builds(np.zeros, st.integers(0, 9), st.sampled_from(["u1", "i2", "f8"])),
+    st.builds(np.float32, st.integers(0, 9)),
+    st.none() | st.booleans() | st.lists(st.text(max_size=2), max_size=3),
+)
+BATCHES = st.recursive(
+    LEAVES,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.builds(tuple, st.lists(inner, max_size=3)),
+        st.builds(agnoload.Padded, inner, inner),
+        st.dictionaries(st.text(max_size=2), inner, max_size=3),
+    ),
+    max_leaves=8,
+)
 
 
-# ---------------------------------------------------------------------------------------------- percentiles
+@given(BATCHES)
+def test_bytes_are_those_of_the_arrays_wherever_they_lie(batch: Any) -> None:
+    leaves = [leaf for _, leaf in walk(batch)]
+    assert size_of(batch) == sum(leaf.nbytes for leaf in leaves if isinstance(leaf, (np.ndarray, np.generic)))
+
+
+# ---------------------------------------------------------------------------------------------- sums over time
+
+WORK = st.tuples(st.integers(0, 2), *[st.sampled_from([0.0, 0.125, 0.5, 2.0])] * 3)
+"""Of a batch: who loads it, how long that worker was idle before, how long it works, how long the user works."""
+
+
+@given(st.lists(WORK, min_size=1, max_size=30), st.integers(1, 7))
+def test_the_account_is_the_sum_of_what_was_noted_however_it_is_cut(
+    work: list[tuple[int, float, float, float]], chunk: int
+) -> None:
+    recorder, ends, since, now = Recorder(), {}, None, 100.0
+    recorder.CHUNK = chunk  # type: ignore[misc]
+    alive, loading = np.zeros(3), np.zeros(3)
+    waited = 0.0
+    for number, (worker, idle, busy, use) in enumerate(work):
+        began = now + (use if number else 0.0)
+        started = max(ends.get(worker, began), began) + idle
+        answer = reply(number, worker, started, started + busy)
+        alive[worker] += started + busy - ends.get(worker, started)
+        loading[worker] += busy
+        now = started + busy
+        recorder.arrived(answer, ends)
+        recorder.delivered(answer, since, began, now)
+        waited, since = waited + now - began, now
+    stats = recorder.stats(3, "as asked for", 4, [])
+    assert (stats.batches, stats.samples, stats.bytes) == (len(work), 2 * len(work), 16 * len(work))
+    assert stats.wait_seconds == waited
+    assert stats.seconds == now - 100.0
+    assert stats.wait_first <= stats.wait_seconds <= stats.seconds
+    assert stats.busy == pytest.approx(np.minimum(loading / np.maximum(alive, 1e-9), 1.0)[: len(stats.busy)])
+    assert len(recorder._given) < chunk  # notes are summed up and dropped
 
 
 @given(st.lists(st.floats(1e-7, 5000.0), min_size=1, max_size=50))
@@ -244,24 +281,6 @@ def test_percentiles_forget_waits_beyond_the_last_ten_thousand() -> None:
     assert len(recorder._waits) == 10_000
 
 
-def test_notes_of_batches_are_summed_up_and_dropped() -> None:
-    recorder = Recorder()
-    ends: dict[int, float] = {}
-    for number in range(3 * Recorder.CHUNK + 5):
-        answer = reply(number, number % 3, float(number), number + 0.25)
-        recorder.arrived(answer, ends)
-        recorder.delivered(answer, float(number), number + 0.5, number + 1.0)
-    assert len(recorder._given) == len(recorder._work) == 5
-    stats = recorder.stats(3, "as asked for", 4, [])
-    assert (stats.batches, stats.samples, stats.bytes) == (
-        3 * Recorder.CHUNK + 5,
-        2 * stats.batches,
-        16 * stats.batches,
-    )
-    assert (stats.seconds, stats.wait_seconds) == (stats.batches, stats.batches / 2)
-    assert stats.busy == pytest.approx([0.25 / 3] * 3, rel=1e-3)
-
-
 # ---------------------------------------------------------------------------------------------- the verdict
 
 
@@ -270,96 +289,55 @@ def sums(batches: int = 100, **parts: float) -> Sums:
     return Sums(batches, **{"seconds": 10.0, "waited": 0.0, "first": 0.0, "loading": 0.0, "alive": 10.0, **parts})
 
 
-@pytest.mark.parametrize(
-    ("account", "workers", "cores", "told"),
-    [
-        (
-            sums(waited=0.2, loading=4.0, alive=20.0),
-            2,
-            4,
-            "waited for data 2% of the time; the loader is 5.0 times faster than the loop that uses it: nothing to "
-            "gain here",
-        ),
-        (sums(waited=0.2, loading=18.0, alive=20.0), 2, 4, "waited for data 2% of the time: nothing to gain here"),
-        (
-            sums(waited=4.3, loading=19.6, alive=20.0),
-            2,
-            8,
-            "waited for data 43% of the time; 2 workers 98% busy: add workers (8 usable cores), or make samples "
-            "cheaper",
-        ),
-        (
-            sums(waited=4.3, loading=9.8, alive=10.0),
-            1,
-            1,
-            "waited for data 43% of the time; 1 worker 98% busy, on all usable cores (1): add workers if samples wait "
-            "for a disk or a network, else make samples cheaper, or keep them in a CachedDataset",
-        ),
-        (
-            sums(waited=7.5, loading=7.4),
-            0,
-            8,
-            "waited for data 75% of the time, loading in this process: workers load while the loop works, try "
-            "num_workers=3",
-        ),
-        (
-            sums(waited=7.5, loading=7.4),
-            0,
-            2,
-            "waited for data 75% of the time, loading in this process: workers load while the loop works, try "
-            "num_workers=2",
-        ),
-        (
-            sums(100_000, waited=7.5, loading=7.4),
-            0,
-            8,
-            "waited for data 75% of the time, but a batch takes 74 \N{MICRO SIGN}s, about what it costs to hand one "
-            "over from a worker: workers do not help",
-        ),
-        (
-            sums(100_000, waited=9.5, loading=8.0, alive=20.0),
-            2,
-            8,
-            "waited for data 95% of the time, with 2 workers 40% busy: a batch takes 80 \N{MICRO SIGN}s, about what it "
-            "costs to hand one over from a worker: workers do not help, use num_workers=0 or larger batches",
-        ),
-        (
-            sums(1000, waited=5.0, loading=12.0, alive=20.0),
-            2,
-            8,
-            "waited for data 50% of the time, with 2 workers 60% busy: some batches take much longer than others: "
-            "raise prefetch_factor, or use in_order=False",
-        ),
-        (
-            sums(waited=3.0, first=2.9, loading=2.0, alive=14.0),
-            2,
-            8,
-            "waited for data 30% of the time, 97% of it until the workers had started: use persistent_workers=True, so "
-            "that they start only once; make the loader before it is needed, and move heavy imports out of the "
-            "dataset's module. Otherwise there is nothing to gain here",
-        ),
-        (
-            sums(waited=9.5, first=6.0, loading=5.6, alive=8.0),  # a loop that does next to nothing
-            2,
-            8,
-            "waited for data 95% of the time, 63% of it until the workers had started: use persistent_workers=True, so "
-            "that they start only once; make the loader before it is needed, and move heavy imports out of the "
-            "dataset's module",
-        ),
-        (
-            sums(100_000, waited=9.5, first=6.0, loading=3.0, alive=7.0),
-            2,
-            8,
-            "waited for data 95% of the time, 63% of it until the workers had started, with 2 workers 43% busy: a "
-            "batch takes 30 \N{MICRO SIGN}s, about what it costs to hand one over from a worker: workers do not help, "
-            "use num_workers=0 or persistent_workers=True, so that they start only once",
-        ),
-    ],
-)
+HALF = sums(waited=4.3, loading=19.6, alive=20.0)
+LATE = "of it until the workers had started: use persistent_workers=True, so that they start only once"
+VERDICTS = [  # account, workers, cores, how the verdict begins, how it ends
+    (sums(waited=0.2, loading=4.0, alive=20.0), 2, 4, "2% of the time; the loader is 5.0 times faster", "to gain here"),
+    (sums(waited=0.2, loading=18.0, alive=20.0), 2, 4, "2%", "2% of the time: nothing to gain here"),
+    (HALF, 2, 8, "43%", "; 2 workers 98% busy: add workers (8 usable cores), or make samples cheaper"),
+    (HALF, 2, 2, "43%", "or keep them in a CachedDataset"),
+    (sums(waited=7.5, loading=7.4), 0, 8, "75%", ": workers load while the loop works, try num_workers=3"),
+    (sums(waited=7.5, loading=7.4), 0, 2, "75%", "try num_workers=2"),
+    (sums(100_000, waited=7.5, loading=7.4), 0, 8, "75% of the time, but a batch takes 74 ", "workers do not help"),
+    (sums(100_000, waited=9.5, loading=8.0, alive=20.0), 2, 8, "95%", "use num_workers=0 or larger batches"),
+    (sums(1000, waited=5.0, loading=12.0, alive=20.0), 2, 8, "50%", "raise prefetch_factor, or use in_order=False"),
+    (
+        sums(waited=3.0, first=2.9, loading=2.0, alive=14.0),
+        2,
+        8,
+        f"30% of the time, 97% {LATE}",
+        "nothing to gain here",
+    ),
+    (sums(waited=9.5, first=6.0, loading=5.6, alive=8.0), 2, 8, f"95% of the time, 63% {LATE}", "dataset's module"),
+    (sums(100_000, waited=9.5, first=6.0, loading=3.0, alive=7.0), 2, 8, "95%", "so that they start only once"),
+]
+
+
+@pytest.mark.parametrize(("account", "workers", "cores", "begins", "ends"), VERDICTS)
 def test_the_verdict_says_where_the_time_goes_and_what_to_do(
-    account: Sums, workers: int, cores: int, told: str
+    account: Sums, workers: int, cores: int, begins: str, ends: str
 ) -> None:
-    assert verdict(account, workers, cores) == told
+    text = verdict(account, workers, cores)
+    assert text.startswith(f"waited for data {begins}")
+    assert text.endswith(ends)
+
+
+SECONDS = st.floats(0.0, 1e6)
+
+
+@given(st.integers(1, 10**9), st.tuples(*[SECONDS] * 5).map(sorted), st.integers(0, 99), st.integers(1, 99))
+def test_the_verdict_is_one_sentence_on_any_account(
+    batches: int, seconds: list[float], workers: int, cores: int
+) -> None:
+    first, waited, total, loading, alive = seconds
+    account = Sums(batches, total, waited, first, loading, alive)
+    for renewed in (True, False):
+        text = verdict(account, workers, cores, renewed=renewed)
+        assert text.startswith("waited for data ")
+        assert "\n" not in text
+        assert "nan" not in text
+        if "try num_workers=" in text:
+            assert 1 <= int(text.rpartition("=")[2]) <= cores
 
 
 def test_workers_that_are_kept_are_said_to_start_late_and_not_to_have_batches_of_unequal_length() -> None:
@@ -413,14 +391,9 @@ def test_the_account_prints_as_a_person_reads_it() -> None:
         answer = reply(number, 0, 10.0 + number, 10.5 + number)
         recorder.arrived(answer, ends)
         recorder.delivered(answer, None if number == 0 else 10.5 + number, 10.0 + number, 10.5 + number)
-    text = str(recorder.stats(0, "as asked for", 4, []))
-    assert text.splitlines()[0].startswith("4 batches, 8 samples, 0.0 MB in ")
-    assert "a batch 0.5" in text or "a batch 49" in text or "a batch 50" in text
-    assert "0 workers (as asked for), busy 57%" in text
-    assert text.splitlines()[-1] == recorder.stats(0, "as asked for", 4, []).verdict
-
-
-def test_the_parts_of_the_record_are_plain_values() -> None:
-    loader = agnoload.DataLoader(range(10), 4)
-    list(loader)
-    assert json.loads(json.dumps(dataclasses.asdict(loader.stats())))["samples"] == 10
+    stats = recorder.stats(0, "as asked for", 4, [])
+    lines = str(stats).splitlines()
+    assert lines[0].startswith("4 batches, 8 samples, 0.0 MB in ")
+    assert "a batch 500 ms (half)" in lines[1]
+    assert lines[2] == "0 workers (as asked for), busy 57%"
+    assert lines[-1] == stats.verdict

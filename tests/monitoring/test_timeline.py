@@ -67,21 +67,16 @@ def test_a_trace_has_a_row_for_the_consumer_and_one_for_each_worker(tmp_path: Pa
     assert {box["name"] for box in consumer} == {"wait", "work"}
     assert sum(box["name"] == "wait" for box in consumer) == batches == 40
     assert_one_after_the_other(consumer)
+    for row in rows.values():
+        assert_one_after_the_other(row)
+        steps = [box["name"] for box in row if box["name"] != "wait"]
+        assert steps == ["fetch", "collate", "encode"] * (len(steps) // 3)
     loaded = [box for row in rows.values() for box in row]
     assert {box["name"] for box in loaded} == {"wait", "fetch", "collate", "encode"}
     for name in ("fetch", "collate", "encode"):
         numbers = requests_of(loaded, name)
         assert len(numbers) == len(set(numbers)) == batches
     assert all(box["args"]["samples"] == 2 for box in loaded if box["name"] == "fetch")
-
-
-def test_the_row_of_a_worker_is_one_thing_after_the_other(tmp_path: Path) -> None:
-    with agnoload.DataLoader(Pairs(), 2, num_workers=1) as loader, loader.trace(tmp_path / "trace.json"):
-        list(loader)
-    row = rows_of(events_of(tmp_path / "trace.json"))["worker 0"]
-    assert_one_after_the_other(row)
-    steps = [box["name"] for box in row if box["name"] != "wait"]
-    assert steps == ["fetch", "collate", "encode"] * 20
 
 
 def test_loading_without_workers_lies_within_the_waiting(tmp_path: Path) -> None:
@@ -98,28 +93,17 @@ def test_loading_without_workers_lies_within_the_waiting(tmp_path: Path) -> None
         assert fetch["ts"] + fetch["dur"] <= wait["ts"] + wait["dur"] + 0.01
 
 
-def test_only_what_happens_inside_of_the_context_is_kept(tmp_path: Path) -> None:
+def test_what_happens_inside_of_a_context_is_kept_also_where_another_is_open(tmp_path: Path) -> None:
     loader = agnoload.DataLoader(Pairs(), 10)
     list(loader)
-    with loader.trace(tmp_path / "trace.json"):
-        next(iter(loader))
-    list(loader)
-    rows = rows_of(events_of(tmp_path / "trace.json"))
-    assert sum(box["name"] == "wait" for box in rows["consumer"]) == 1
-
-
-def test_a_trace_inside_of_another_takes_nothing_from_it(tmp_path: Path) -> None:
-    loader = agnoload.DataLoader(Pairs(), 10)
     with loader.trace(tmp_path / "outer.json"):
         list(loader)
         with loader.trace(tmp_path / "inner.json"):
-            list(loader)
+            next(iter(loader))
         list(loader)
-    counts = {
-        name: sum(event["name"] == "wait" for event in events_of(tmp_path / f"{name}.json"))
-        for name in ("outer", "inner")
-    }
-    assert counts == {"outer": 12, "inner": 4}
+    list(loader)
+    counts = [sum(e["name"] == "wait" for e in events_of(tmp_path / f"{name}.json")) for name in ("outer", "inner")]
+    assert counts == [9, 1]
 
 
 def test_an_error_in_the_loop_still_leaves_its_trace(tmp_path: Path) -> None:
@@ -130,13 +114,10 @@ def test_an_error_in_the_loop_still_leaves_its_trace(tmp_path: Path) -> None:
     assert loader._recorder._timelines == ()
 
 
-def test_a_path_that_cannot_be_written_is_an_error_before_the_loop_runs(tmp_path: Path) -> None:
+def test_a_trace_of_nothing_opens_and_a_path_that_cannot_be_written_is_an_error_before_the_loop(tmp_path: Path) -> None:
     loader = agnoload.DataLoader(Pairs(), 10)
-    with pytest.raises(FileNotFoundError), loader.trace(tmp_path / "nowhere" / "trace.json"):
-        pytest.fail("the loop ran")
-
-
-def test_a_trace_of_nothing_opens_too(tmp_path: Path) -> None:
-    with agnoload.DataLoader(Pairs(), 10).trace(str(tmp_path / "trace.json")):
+    with loader.trace(str(tmp_path / "trace.json")):
         pass
     assert [event["args"]["name"] for event in events_of(tmp_path / "trace.json")] == ["consumer"]
+    with pytest.raises(FileNotFoundError), loader.trace(tmp_path / "nowhere" / "trace.json"):
+        pytest.fail("the loop ran")

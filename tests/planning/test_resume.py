@@ -514,43 +514,45 @@ def test_another_sampler_and_other_data_are_refused(samplers, batch_samplers):
 # ------------------------------------------------------------------------------------------------ out of order
 
 
+class Gate:
+    """A named pipe; each byte lets one sample go that waits for it."""
+
+    def __init__(self, path):
+        os.mkfifo(path)
+        self.path = path
+        self.pipe = os.open(path, os.O_RDWR)  # both ends, so that nobody waits for anybody to open it
+
+    def let_go(self, count=1):
+        os.write(self.pipe, b"." * count)
+
+
 @pytest.fixture
 def gate(tmp_path):
-    """A named pipe: sample 0 waits until somebody opens it to write; opened at the end in any case."""
-    path = tmp_path / "gate"
-    os.mkfifo(path)
-    yield path
-    os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK))
-
-
-def opened(gate):
-    """Let sample 0 go on, whenever it is loaded."""
-    thread = threading.Thread(target=lambda: open(gate, "wb").close())
-    thread.start()
-    return thread
+    made = Gate(tmp_path / "gate")
+    yield made
+    made.let_go(100)
+    os.close(made.pipe)
 
 
 def test_out_of_order_the_rest_comes_exactly_once(kit, gate):
     """C47: one slow sample holds up no other, and a state knows which were delivered."""
     options = {"num_workers": 2, "in_order": False, "prefetch_factor": 4}
-    with DataLoader(kit.Waiting(12, gate), 1, **options) as loader:
+    with DataLoader(kit.Waiting(12, gate.path), 1, **options) as loader:
         batches = iter(loader)
         early = [next(batches)[0].item() for _ in range(3)]
         state = through_json(loader.state_dict())
         early += [next(batches)[0].item() for _ in range(8)]
         assert sorted(early) == list(range(1, 12))  # sample 0 is still waiting
-        thread = opened(gate)
+        gate.let_go()
         assert [batch[0].item() for batch in batches] == [0]
-        thread.join()
     assert state["position"] == 0
     assert len(json.dumps(state)) < 1024
     left = sorted({0, *range(12)} - set(early[:3]))
-    with DataLoader(kit.Waiting(12, gate), 1, **options) as again:
+    with DataLoader(kit.Waiting(12, gate.path), 1, **options) as again:
         again.load_state_dict(state)
         assert again.state_dict() == state
-        thread = opened(gate)
+        gate.let_go()
         assert sorted(batch[0].item() for batch in again) == left
-        thread.join()
     again = DataLoader(range(12), 1)  # and in order, with another stop
     again.load_state_dict(state)
     batches = iter(again)
@@ -567,16 +569,13 @@ def test_out_of_order_the_rest_comes_exactly_once(kit, gate):
 
 
 def test_out_of_order_no_batch_overtakes_the_end_of_an_epoch(kit, gate):
-    with DataLoader(kit.Waiting(12, gate), 1, num_workers=2, in_order=False, prefetch_factor=20) as loader:
+    with DataLoader(kit.Waiting(12, gate.path), 1, num_workers=2, in_order=False, prefetch_factor=20) as loader:
         batches = loader.steps(24)
         assert sorted(next(batches)[0].item() for _ in range(11)) == list(range(1, 12))
-        thread = opened(gate)
+        gate.let_go(2)  # that of the next epoch may wait, too, and take a byte first
         assert next(batches)[0].item() == 0
-        thread.join()
         assert loader.state_dict()["epoch"] == 1
-        thread = opened(gate)
         assert sorted(batch[0].item() for batch in batches) == list(range(12))
-        thread.join()
 
 
 @pytest.mark.slow

@@ -31,31 +31,30 @@ def test_each_request_is_read_once_and_in_order(room: int, steps: list[str]) -> 
     channel.open()
     channel.room = room
     numbers, waiting, read = iter(range(1000)), [], []
-    pipe = channel.requests_end(0)
+    pipe = channel.pipes[0][0]
     for step in steps:
         if step == "send":
             waiting.append(next(numbers))
-            channel.send(ticket(waiting[-1]), None)
+            channel.send([(0, ticket(waiting[-1]))])
         elif step == "read" and unread(pipe):
             read.append(next_ticket(pipe))
             assert read[-1] == ticket(waiting.pop(0))
         elif step == "answer" and read:
-            channel.release()
+            channel.under_way -= 1
             channel.flush()
             read.pop()
         elif step == "take back":
-            channel.take_back()
-            assert channel.unsent() == set(waiting)
+            assert channel.take_back() == set(waiting)
             assert not unread(pipe)
             channel.flush()
         elif step == "send first" and read:  # a worker has died over it
             lost = read.pop().number
-            channel.release()
-            channel.send_first([(0, ticket(lost))])
+            channel.under_way -= 1
+            channel.send([(0, ticket(lost))], first=True)
             waiting.insert(0, lost)
         elif step == "drop":
-            channel.take_back()
-            assert channel.drop_waiting() == set(waiting)
+            assert channel.take_back() == set(waiting)
+            channel.waiting.clear()
             waiting.clear()
         assert unread(pipe) == bool(waiting and len(read) < room)
     channel.close()
@@ -65,12 +64,12 @@ def test_a_pipe_of_its_own_brings_each_worker_its_tickets() -> None:
     channel = Channel(workers=2, owned=True)
     channel.open()
     for number in range(4):
-        channel.send(ticket(number), number % 2)
+        channel.send([(number % 2, ticket(number))])
     channel.take_back()  # what lies in a worker's own pipe stays there
-    assert [next_ticket(channel.requests_end(1)).number for _ in range(2)] == [1, 3]
+    assert [next_ticket(channel.pipes[1][0]).number for _ in range(2)] == [1, 3]
     channel.renew(0)
     channel.stop(0)
-    assert next_ticket(channel.requests_end(0)) == STOP
+    assert next_ticket(channel.pipes[0][0]) == STOP
     channel.close()
 
 
@@ -96,7 +95,7 @@ def test_half_a_ticket_is_received_as_one_out_of_range() -> None:
 def test_a_worker_ends_when_nobody_can_send_it_a_ticket_any_more() -> None:
     channel = Channel(workers=1, owned=False)
     channel.open()
-    pipe = os.dup(channel.requests_end(0))
+    pipe = os.dup(channel.pipes[0][0])
     channel.close()
     assert next_ticket(pipe) == STOP
     os.close(pipe)

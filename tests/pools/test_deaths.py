@@ -133,16 +133,18 @@ def test_c42_a_death_counts_out_of_memory_kills(box, monkeypatch) -> None:
     assert "2 out-of-memory kills" in str(error)
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "line"),
-    [("memory.events", "low 0\noom 3\noom_kill 2\n", "0::/"), ("memory.oom_control", "oom_kill 2\n", "5:cpu,memory:/")],
-)
-def test_the_kernels_count_is_read_in_both_forms(name, text, line, tmp_path, monkeypatch) -> None:
-    (tmp_path / name).write_text(text)
-    monkeypatch.setattr(diagnose, "_oom_files", lambda: [tmp_path / "none", tmp_path / name])
-    assert diagnose.oom_kills() == 2
-    monkeypatch.undo()
-    assert all(path.name in ("memory.events", "memory.oom_control") for path in diagnose._oom_files())
+def test_the_kernels_count_is_read_in_both_forms(tmp_path) -> None:
+    (tmp_path / "proc/self").mkdir(parents=True)
+    assert diagnose.oom_kills(tmp_path) == 0
+    for line, file, text in (
+        ("0::/mine", "mine/memory.events", "low 0\noom 3\noom_kill 2\n"),
+        ("5:cpu,memory:/", "memory/memory.oom_control", "under_oom 0\noom_kill 4\n"),
+    ):
+        (tmp_path / "proc/self/cgroup").write_text(line)
+        path = tmp_path / "sys/fs/cgroup" / file
+        path.parent.mkdir(parents=True)
+        path.write_text(text)
+        assert diagnose.oom_kills(tmp_path) == int(text.split()[-1])
 
 
 def test_errors_keep_what_they_carry_when_they_are_pickled() -> None:
@@ -257,7 +259,7 @@ def test_kept_workers_that_have_died_between_epochs_are_replaced() -> None:
         (again,) = {int(batch[0]) for batch in loader}
         assert again == pid
         os.kill(pid, signal.SIGKILL)
-        select.select([loader._keeper.kept._pools[0]._crew.processes[0].sentinel], [], [])
+        select.select([loader._keeper.kept._pools[0].crew.processes[0].sentinel], [], [])
         (other,) = {int(batch[0]) for batch in loader}
     assert other != pid
 

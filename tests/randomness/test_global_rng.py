@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import random
+from contextlib import contextmanager
 from itertools import chain
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import agnoload
 from agnoload import DataLoader
@@ -42,57 +45,93 @@ class Reseeds(Draws):
         return super().__getitem__(index)
 
 
+class DrawingSampler:
+    """A user's sampler that draws from the global generators while it is iterated."""
+
+    def __len__(self):
+        return 12
+
+    def __iter__(self):
+        for _ in range(12):
+            yield (random.randrange(12) + int(np.random.randint(12))) % 12
+
+
 def state():
     """Everything that can be seen of the global generators."""
     return random.getstate(), repr(np.random.get_state(legacy=False)), id(np.random.get_bit_generator())
 
 
-def plain():
+@contextmanager
+def prepared(actions=()):
+    """The global generators after what a user may do with them; they are put back at the end."""
+    source, numpy, python = np.random.get_bit_generator(), np.random.get_state(legacy=False), random.getstate()
     np.random.seed(11)
     random.seed(11)
+    for act in actions:
+        act()
+    try:
+        yield state()
+    finally:
+        np.random.set_bit_generator(source)
+        np.random.set_state(numpy)
+        random.setstate(python)
 
 
-def holding_back():
-    plain()
-    random.gauss(0.0, 1.0)  # the other one of the pair is held back
-
-
-def over_pcg64():
-    plain()
-    np.random.set_bit_generator(np.random.PCG64(4))
-
-
-@pytest.fixture(autouse=True, params=[plain, holding_back, over_pcg64])
-def prepared(request):
-    """The global generators in one of the states that users leave them in."""
-    source, numpy, python = np.random.get_bit_generator(), np.random.get_state(legacy=False), random.getstate()
-    request.param()
-    yield
-    np.random.set_bit_generator(source)
-    np.random.set_state(numpy)
-    random.setstate(python)
+ACTIONS = st.lists(
+    st.sampled_from(
+        [
+            lambda: random.gauss(0.0, 1.0),  # the other one of the pair is held back
+            lambda: np.random.set_bit_generator(np.random.PCG64(4)),
+            lambda: np.random.bytes(7),
+        ]
+    ),
+    max_size=4,
+)
+SEEDS = st.integers(0, 1 << 70)
 
 
 def batches(loader):
     return [[field.tolist() for field in batch] for batch in loader]
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("dataset", [Draws(), Reseeds()], ids=["draws", "reseeds"])
-def test_loading_leaves_the_users_generators_as_they_were(dataset, workers):
-    before = state()
-    with DataLoader(dataset, 4, shuffle=True, num_workers=workers) as loader:
-        for _ in loader:
+@settings(max_examples=30)
+@given(ACTIONS, st.sampled_from([Draws(), Reseeds()]), SEEDS)
+def test_loading_neither_reads_nor_moves_the_users_generators(actions, dataset, seed):
+    found = []
+    for done in ([], actions):
+        with prepared(done) as before:
+            loader = DataLoader(dataset, 4, sampler=DrawingSampler(), seed=seed)
+            found.append(batches(loader))
             assert state() == before
-    assert state() == before
+            for _ in loader:
+                assert state() == before
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("error", [LookupError(7), KeyboardInterrupt(), StopIteration()], ids=repr)
 def test_an_error_of_a_sample_leaves_them_as_they_were(error):
-    before = state()
-    with pytest.raises((LookupError, KeyboardInterrupt, agnoload.SampleStopped)):
-        list(DataLoader(Fails(error), 4))
-    assert state() == before
+    with prepared([lambda: random.gauss(0.0, 1.0)]) as before:
+        with pytest.raises((LookupError, KeyboardInterrupt, agnoload.SampleStopped)):
+            list(DataLoader(Fails(error), 4))
+        assert state() == before
+
+
+def test_workers_leave_the_users_generators_as_they_were():
+    for dataset in (Draws(), Reseeds()):
+        with prepared([lambda: random.gauss(0.0, 1.0)]) as before, DataLoader(dataset, 4, num_workers=1) as loader:
+            for _ in loader:
+                assert state() == before
+
+
+def test_orders_states_and_reprs_touch_no_global_generator():
+    with prepared() as before:
+        loader = DataLoader(Draws(), 4, shuffle=True)
+        loader.load_state_dict(loader.state_dict())
+        repr(loader)
+        weighted = agnoload.WeightedRandomSampler(np.ones(12), 12)
+        list(DataLoader(range(12), 4, sampler=agnoload.DistributedSampler(weighted, 2, 0)))
+        list(agnoload.RandomSampler(range(9)))
+        assert state() == before
 
 
 def test_a_users_seed_within_a_sample_holds():
@@ -105,15 +144,6 @@ def test_a_users_seed_within_a_sample_holds():
         assert normal == [np.random.RandomState(each).standard_normal() for each in index]
 
 
-def test_batches_do_not_depend_on_the_users_generators():
-    loader = DataLoader(Draws(), 4, seed=3)
-    first = batches(loader)
-    np.random.random(5)
-    random.random()
-    loader.set_epoch(0)
-    assert batches(loader) == first
-
-
 def recipe(seed, epoch, rank, position):
     """What docs/reproducibility.md says a request does before its first sample."""
     key = np.random.SeedSequence(seed).generate_state(2, np.uint64)
@@ -121,15 +151,15 @@ def recipe(seed, epoch, rank, position):
     return random.Random(a), np.random.RandomState(b & 0xFFFFFFFF)
 
 
-def test_a_request_seeds_as_the_documentation_says():
-    loader = DataLoader(Draws(), 4, seed=5)
-    for epoch in range(2):
-        for number, batch in enumerate(loader):
-            python, numpy = recipe(5, epoch, 0, 4 * number)
-            wanted = [
-                (numpy.standard_normal(), python.gauss(0.0, 1.0), numpy.random(), python.random()) for _ in range(4)
-            ]
-            assert [field.tolist() for field in batch[1:]] == [list(field) for field in zip(*wanted, strict=True)]
+@settings(max_examples=30)
+@given(SEEDS, st.integers(0, (1 << 63) - 2), st.integers(1, 13))
+def test_a_request_seeds_as_the_documentation_says(seed, epoch, size):
+    loader = DataLoader(Draws(), size, seed=seed)
+    loader.set_epoch(epoch)
+    for number, batch in enumerate(loader):
+        python, numpy = recipe(seed, epoch, 0, size * number)
+        for sample in zip(*(field.tolist() for field in batch[1:]), strict=True):
+            assert sample == (numpy.standard_normal(), python.gauss(0.0, 1.0), numpy.random(), python.random())
 
 
 @pytest.mark.parametrize("seed", [0, 2**63])
@@ -156,35 +186,8 @@ def test_a_loader_inside_of_a_dataset_leaves_the_outer_draws_alone():
     assert batches(DataLoader(Outer(True), 4, seed=3)) == batches(DataLoader(Outer(False), 4, seed=3))
 
 
-class DrawingSampler:
-    """A user's sampler that draws from the global generators while it is iterated."""
-
-    def __len__(self):
-        return 12
-
-    def __iter__(self):
-        for _ in range(12):
-            yield (random.randrange(12) + int(np.random.randint(12))) % 12
-
-
-def test_a_users_sampler_draws_from_generators_of_its_own():
-    before = state()
-    loader = DataLoader(Draws(), 4, sampler=DrawingSampler(), seed=3)
-    first = batches(loader)
-    assert state() == before
-    np.random.random(5)
-    random.random()
-    again = DataLoader(Draws(), 4, sampler=DrawingSampler(), seed=3)
-    assert batches(again) == first
-    assert batches(again) != first
-
-
-def test_orders_states_and_reprs_touch_no_global_generator():
-    before = state()
-    loader = DataLoader(Draws(), 4, shuffle=True)
-    loader.load_state_dict(loader.state_dict())
-    repr(loader)
-    weighted = agnoload.WeightedRandomSampler(np.ones(12), 12)
-    list(DataLoader(range(12), 4, sampler=agnoload.DistributedSampler(weighted, 2, 0)))
-    list(agnoload.RandomSampler(range(9)))
-    assert state() == before
+def test_a_users_sampler_draws_other_numbers_in_each_epoch_and_the_same_in_each_run():
+    one, other = (DataLoader(Draws(), 4, sampler=DrawingSampler(), seed=3) for _ in range(2))
+    first, second = batches(one), batches(one)
+    assert first != second
+    assert [batches(other), batches(other)] == [first, second]

@@ -9,9 +9,12 @@ from itertools import chain
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import agnoload
 from agnoload import AgnoloadWarning, DataLoader
+from agnoload.inspect import walk_objects
 
 
 def draw(generator):
@@ -37,7 +40,7 @@ class Keeps(agnoload.Dataset):
 def draws(dataset, epochs=3, **options):
     """What comes, epoch after epoch."""
     with DataLoader(dataset, 4, **{"seed": 5, "shuffle": True, **options}) as loader:
-        return [list(chain(*(np.asarray(batch).tolist() for batch in loader))) for _ in range(epochs)]
+        return [np.concatenate([np.stack(batch, -1).ravel() for batch in loader]).tolist() for _ in range(epochs)]
 
 
 def check(make, **options):
@@ -58,42 +61,8 @@ KINDS = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-def test_c06_a_generator_of_the_dataset_never_repeats_and_workers_change_nothing(kind):
-    check(lambda: Keeps(KINDS[kind]()))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_users_own_state_is_put_back(kind):
-    def following(generator):
-        own = isinstance(generator, random.Random)
-        normal = functools.partial(generator.gauss, 0, 1) if own else generator.standard_normal
-        return [normal(), draw(generator), normal(), normal()]
-
-    dataset, untouched = Keeps(KINDS[kind]()), KINDS[kind]()
-    assert following(dataset.rng) == following(untouched)  # a Random and a RandomState hold one of a pair back now
-    draws(dataset, epochs=1)
-    assert following(dataset.rng) == following(untouched)
-
-
-def test_the_loaders_seed_changes_what_it_draws():
-    assert not set(chain(*draws(Keeps(random.Random(3))))) & set(chain(*draws(Keeps(random.Random(3)), seed=6)))
-
-
-def test_generators_that_began_alike_draw_different_numbers():
-    class Two(Keeps):
-        def __init__(self):
-            self.rng, self.others = np.random.default_rng(0), {"b": [np.random.default_rng(0)]}
-
-        def __getitem__(self, index):
-            return [draw(self.rng), draw(self.others["b"][0])]
-
-    assert len(set(chain(*draws(Two(), collate_fn=lambda samples: np.array(list(chain(*samples))))))) == 3 * 48
-
-
 class Jitter:
-    """A transform, and a collate function, that keeps a generator."""
+    """A transform that keeps a generator."""
 
     def __init__(self, rng):
         self.rng = rng
@@ -128,28 +97,6 @@ def default(rng):
     return function
 
 
-PLACES = {
-    "an attribute": Jitter,
-    "a slot": Slotted,
-    "a class": on_the_class,
-    "a closure": lambda rng: lambda sample: draw(rng),
-    "a default value": default,
-    "a partial function": lambda rng: functools.partial(lambda rng, sample: draw(rng), rng),
-    "a bound method": lambda rng: Jitter(rng).__call__,
-    "a method of its own": lambda rng: functools.partial(lambda method, sample: int(method(1 << 62)), rng.integers),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("place", PLACES)
-def test_wherever_a_transform_keeps_it(place):
-    def dataset():
-        parts = agnoload.ConcatDataset([range(20), range(4)])
-        return agnoload.Subset(parts, range(24)).map(PLACES[place](np.random.default_rng(3)))
-
-    check(dataset)
-
-
 RNG = np.random.default_rng(3)
 
 
@@ -161,14 +108,52 @@ def helper():
     return next(draw(RNG) for _ in range(1))
 
 
+PLACES = {
+    "an attribute": Jitter,
+    "a slot": Slotted,
+    "a class": on_the_class,
+    "a closure": lambda rng: lambda sample: draw(rng),
+    "a default value": default,
+    "a partial function": lambda rng: functools.partial(lambda rng, sample: draw(rng), rng),
+    "a bound method": lambda rng: Jitter(rng).__call__,
+    "a method of its own": lambda rng: functools.partial(lambda method, sample: int(method(1 << 62)), rng.integers),
+    "a global variable": lambda rng: with_a_global,
+}
+
+
 @pytest.mark.slow
-def test_a_global_variable_too():
+def test_c06_whatever_kind_it_is_and_wherever_it_lies_it_never_repeats_and_workers_change_nothing():
+    def dataset():
+        kinds = [Jitter(make()) for make in KINDS.values()]  # all began alike, as those below
+        places = [place(np.random.default_rng(3)) for place in PLACES.values()]
+        functions = [*kinds, *places, {"b": [np.random.default_rng(3)]}]
+
+        def all_of_them(sample, functions=functions):
+            *callables, others = functions
+            return [*(function(sample) for function in callables), draw(others["b"][0])]
+
+        return agnoload.Subset(agnoload.ConcatDataset([range(20), range(4)]), range(24)).map(all_of_them)
+
     before = RNG.bit_generator.state
-    check(lambda: agnoload.Subset(range(24), range(24)).map(with_a_global))
+    check(dataset)
     assert RNG.bit_generator.state == before
+    assert not set(draws(dataset(), 1)[0]) & set(draws(dataset(), 1, seed=6)[0])
 
 
 @pytest.mark.slow
+def test_a_large_package_behind_the_dataset_is_not_searched_through():
+    """A framework's functions lead to thousands of others; what the dataset itself keeps is found all the same."""
+    scope = {"rng": np.random.default_rng(0)}
+    for number in range(2000):
+        exec(f"def f{number}(): return f{number + 1}(), rng", scope)
+    data = Keeps(None)
+    data.function, data.parts = scope["f0"], [[[np.random.default_rng(1)]]]
+    paths = [path for path, *_ in walk_objects({"dataset": data})]
+    assert len(paths) < 1500
+    assert "dataset.parts[0][0][0]" in paths
+    assert "dataset.function.rng" in paths
+
+
 def test_a_stream_may_keep_one():
     class Stream(agnoload.IterableDataset):
         def __init__(self):
@@ -179,6 +164,20 @@ def test_a_stream_may_keep_one():
                 yield draw(self.rng)
 
     check(Stream, shuffle=False)
+
+
+@settings(max_examples=40)
+@given(st.sampled_from(sorted(KINDS)), st.lists(st.booleans(), max_size=5))
+def test_the_users_own_state_is_put_back(kind, normals):
+    def following(generator):
+        own = isinstance(generator, random.Random)
+        normal = functools.partial(generator.gauss, 0, 1) if own else generator.standard_normal
+        return [normal() if is_normal else draw(generator) for is_normal in (*normals, True, False, True)]
+
+    dataset, untouched = Keeps(KINDS[kind]()), KINDS[kind]()
+    assert following(dataset.rng) == following(untouched)  # a Random and a RandomState may hold one of a pair back now
+    draws(dataset, epochs=1)
+    assert following(dataset.rng) == following(untouched)
 
 
 @pytest.mark.slow
@@ -198,7 +197,6 @@ def test_a_frameworks_generator_is_seeded_and_put_back():
     assert torch.equal(kept.rng.get_state(), Torch().rng.get_state())
 
 
-@pytest.mark.slow
 def test_the_global_generators_are_not_taken_for_the_datasets():
     class Uses(Keeps):
         def __init__(self):
@@ -208,21 +206,24 @@ def test_the_global_generators_are_not_taken_for_the_datasets():
         def __getitem__(self, index):
             return random.getrandbits(62)
 
-    check(Uses)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        drawn = draws(Uses())
+    assert len(set(chain(*drawn))) == 3 * 24
 
 
 # ---------------------------------------------------------------------------------------------- what gets a warning
 
 
-def warning_of(dataset, **options):
-    """The one warning of some epochs."""
+def warnings_of(dataset, **options):
+    """The warnings of some epochs, each of which leads to `sample_rng`."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         draws(dataset, **options)
-    (warning,) = caught
-    assert (warning.category, warning.filename) == (AgnoloadWarning, __file__)
-    assert "agnoload.sample_rng()" in str(warning.message)
-    return str(warning.message)
+    assert {(warning.category, warning.filename) for warning in caught} == {(AgnoloadWarning, __file__)}
+    texts = [str(warning.message) for warning in caught]
+    assert all("agnoload.sample_rng()" in text for text in texts)
+    return texts
 
 
 class Dice(random.Random):
@@ -233,32 +234,24 @@ class Dice(random.Random):
         return 6
 
 
-class Unused(Keeps):
-    def __getitem__(self, index):
-        return index
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_one_warning_names_each_generator_that_cannot_be_seeded(workers):
+    class Unseedable(Keeps):
+        def __init__(self):
+            self.dice = Dice()
+            self.many = [random.Random(n) for n in range(300)]
 
+        def __getitem__(self, index):
+            return self.dice.getrandbits(9) + draw(self.many[index])
 
-class Many(Keeps):
-    def __getitem__(self, index):
-        return draw(self.rng[index])
-
-
-UNSEEDABLE = {
-    "of the system": (lambda: Keeps(random.SystemRandom()), "dataset.rng (SystemRandom)"),
-    "a user's class": (lambda: Keeps(Dice()), "dataset.rng (Dice)"),
-    "never initialised": (lambda: Unused(random.Random.__new__(random.Random)), "dataset.rng (Random)"),
-    "in a long list": (lambda: Many([random.Random(n) for n in range(300)]), "dataset.rng[0] (Random)"),
-}
-
-
-IN_WORKERS = [pytest.param(kind, 2, marks=pytest.mark.slow) for kind in ("a user's class", "in a long list")]
-
-
-@pytest.mark.parametrize(("kind", "workers"), [*((kind, 0) for kind in UNSEEDABLE), *IN_WORKERS])
-def test_one_warning_names_a_generator_that_cannot_be_seeded(kind, workers):
-    make, path = UNSEEDABLE[kind]
-    text = warning_of(make(), num_workers=workers)
-    assert text.startswith(f"{path} is a random generator that the loader cannot seed")
+    dataset = Unseedable()
+    wanted = {"dataset.dice (Dice)", "dataset.many[0] (Random)"}
+    if not workers:  # these do not pickle
+        dataset.system, dataset.unmade = random.SystemRandom(), random.Random.__new__(random.Random)
+        wanted |= {"dataset.system (SystemRandom)", "dataset.unmade (Random)"}
+    texts = warnings_of(dataset, num_workers=workers)
+    assert {text.partition(" is a random generator that the loader cannot seed")[0] for text in texts} == wanted
+    assert len(texts) == len(wanted)
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
@@ -272,7 +265,8 @@ def test_one_warning_names_a_generator_that_is_made_late_and_it_is_seeded_from_t
                 self.rng = np.random.default_rng(3)
             return draw(self.rng)
 
-    assert "dataset.rng (Generator) is a random generator that was made" in warning_of(Lazy(), num_workers=workers)
+    (text,) = warnings_of(Lazy(), num_workers=workers)
+    assert text.startswith("dataset.rng (Generator) is a random generator that was made")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         drawn = draws(Lazy(), num_workers=workers)
@@ -291,5 +285,5 @@ def test_a_generator_that_worker_init_fn_makes_is_seeded():
 
 def test_one_warning_names_a_generator_that_worker_threads_share():
     dataset = agnoload.Subset(range(24), range(24)).map(Jitter(random.Random(3)))
-    text = warning_of(dataset, num_workers=2, worker_type="thread")
+    (text,) = warnings_of(dataset, num_workers=2, worker_type="thread")
     assert text.startswith("dataset.function.rng (Random) is a random generator that all worker threads share")

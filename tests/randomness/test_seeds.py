@@ -8,6 +8,8 @@ import re
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import agnoload
 from agnoload import DataLoader, OptionError, StateError
@@ -35,20 +37,33 @@ def test_a_seed_is_drawn_once_and_shown():
     assert loader.seed == seed
 
 
-@pytest.mark.parametrize("seed", [0, 2**63, 2**200, np.int64(5)])
-def test_any_non_negative_int_is_a_seed_and_travels_in_a_state(seed):
-    with DataLoader(range(N), 4, shuffle=True, seed=seed, num_workers=1) as loader:
-        assert (loader.seed, order(loader)) == (int(seed), shuffled(int(seed)))
-    state = json.loads(json.dumps(loader.state_dict()))
-    again = DataLoader(range(N), 4, shuffle=True)
-    again.load_state_dict(state)
-    assert (again.seed, order(again)) == (int(seed), shuffled(int(seed), 1))
+SEEDS = st.integers(0, 1 << 200) | st.builds(np.int64, st.integers(0, (1 << 63) - 1))
 
 
-@pytest.mark.parametrize("seed", [-1, 1.5, True, "7"])
-def test_other_seeds_are_rejected(seed):
-    with pytest.raises(OptionError, match="seed must be a non-negative int"):
-        DataLoader(range(N), seed=seed)
+@settings(max_examples=40)
+@given(SEEDS, st.integers(0, 9), st.integers(1, 25))
+def test_any_non_negative_int_is_a_seed_and_travels_in_a_state(seed, epoch, size):
+    loader = DataLoader(range(N), size, shuffle=True, seed=seed)
+    loader.set_epoch(epoch)
+    assert (loader.seed, order(loader)) == (int(seed), shuffled(int(seed), epoch))
+    again = DataLoader(range(N), size, shuffle=True)
+    again.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+    assert (again.seed, order(again)) == (int(seed), shuffled(int(seed), epoch + 1))
+
+
+NOT_SEEDS = [-1, 1.5, True, "7"]
+NOT_GENERATORS = ["x", True, 1.5, -1, object(), [1], np.zeros(3)]
+
+
+def test_other_seeds_and_non_generators_are_rejected():
+    for seed in NOT_SEEDS:
+        with pytest.raises(OptionError, match="seed must be a non-negative int"):
+            DataLoader(range(N), seed=seed)
+    for thing in NOT_GENERATORS:
+        with pytest.raises(OptionError, match=rf"generator must be .* got {re.escape(repr(thing)[:20])}"):
+            DataLoader(range(N), generator=thing)
+    with pytest.raises(OptionError, match="exclude each other"):
+        DataLoader(range(N), generator=random.Random(3), seed=3)
 
 
 def random_sampler(seed):
@@ -67,26 +82,20 @@ def outside(seed):
     return agnoload.DistributedSampler(random_sampler(1), 1, 0, seed=seed)
 
 
-@pytest.mark.parametrize("make", [random_sampler, distributed, inside, outside])
-def test_a_seed_given_to_a_sampler_wins(make):
-    assert order(DataLoader(range(N), 4, sampler=make(3), seed=8)) == shuffled(3)
-    assert order(DataLoader(range(N), 4, sampler=make(3))) == shuffled(3)
-    batches = agnoload.BatchSampler(make(3), 4, drop_last=False)
-    assert order(DataLoader(range(N), batch_sampler=batches, seed=8)) == shuffled(3)
-
-
-@pytest.mark.parametrize("make", [random_sampler, distributed, inside])
-def test_without_one_the_sampler_runs_on_the_seed_given_to_the_loader(make):
-    assert order(DataLoader(range(N), 4, sampler=make(None), seed=8)) == shuffled(8)
-
-
-@pytest.mark.parametrize("make", [distributed, inside])
-def test_without_any_a_distributed_sampler_runs_on_0(make):
-    loader = DataLoader(range(N), 4, sampler=make(None))
-    assert loader.seed != 0
-    assert order(loader) == shuffled(0)
-    batches = agnoload.BatchSampler(make(None), 4, drop_last=False)
-    assert order(DataLoader(range(N), batch_sampler=batches)) == shuffled(0)
+def test_a_seed_given_to_a_sampler_wins_over_the_loaders_and_that_over_0_of_a_distributed_one():
+    for make in (random_sampler, distributed, inside, outside):
+        for options in ({}, {"seed": 8}):
+            assert order(DataLoader(range(N), 4, sampler=make(3), **options)) == shuffled(3)
+            batches = agnoload.BatchSampler(make(3), 4, drop_last=False)
+            assert order(DataLoader(range(N), batch_sampler=batches, **options)) == shuffled(3)
+    for make in (random_sampler, distributed, inside):
+        assert order(DataLoader(range(N), 4, sampler=make(None), seed=8)) == shuffled(8)
+    for make in (distributed, inside):
+        loader = DataLoader(range(N), 4, sampler=make(None))
+        assert loader.seed != 0
+        assert order(loader) == shuffled(0)
+        batches = agnoload.BatchSampler(make(None), 4, drop_last=False)
+        assert order(DataLoader(range(N), batch_sampler=batches)) == shuffled(0)
 
 
 def test_without_any_other_samplers_run_on_the_drawn_seed():
@@ -118,17 +127,11 @@ class Draws(agnoload.Dataset):
         return index, agnoload.sample_rng().random(), np.random.random()
 
 
-def torch_generator():
-    torch = pytest.importorskip("torch")
-    return torch.Generator().manual_seed(3)
-
-
 GENERATORS = {
     "Generator": lambda: np.random.default_rng(3),
     "RandomState": lambda: np.random.RandomState(3),
     "Random": lambda: random.Random(3),
     "int": lambda: 3,
-    "torch": torch_generator,
 }
 
 
@@ -136,32 +139,46 @@ def batches(loader):
     return [[field.tolist() for field in batch] for batch in loader]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", GENERATORS)
-def test_a_generator_gives_a_seed_once_an_epoch(kind):
+KIND = st.sampled_from(sorted(GENERATORS))
+
+
+@settings(max_examples=30)
+@given(KIND, st.integers(0, 15))
+def test_a_generator_gives_a_seed_once_an_epoch_and_a_run_resumes_with_one_that_was_made_alike(kind, k):
     make = GENERATORS[kind]
     loader = DataLoader(Draws(), 4, shuffle=True, generator=make())
-    found, seeds = [], []
-    for _ in range(3):
-        found.append(batches(loader))
+    whole, seeds = [], []
+    for epoch in range(3):
+        found = batches(loader)
         seeds.append(loader.seed)
-    assert [[batch[0] for batch in epoch] for epoch in found] == [
-        [shuffled(seed, epoch)[place : place + 4] for place in range(0, N, 4)] for epoch, seed in enumerate(seeds)
-    ]
-    if kind != "int":
-        assert len(set(seeds)) == 3
-    with DataLoader(Draws(), 4, shuffle=True, generator=make(), num_workers=2, persistent_workers=True) as other:
-        assert [batches(other) for _ in range(3)] == found
+        assert [index for batch in found for index in batch[0]] == shuffled(loader.seed, epoch)
+        whole += found
+    assert len(set(seeds)) == 3 or kind == "int"
+    first, taken = DataLoader(Draws(), 4, shuffle=True, generator=make()), []
+    while len(taken) < k:
+        for batch in first:
+            taken.append([field.tolist() for field in batch])
+            if len(taken) == k:
+                break
+    state = json.loads(json.dumps(first.state_dict()))
+    second = DataLoader(Draws(), 4, shuffle=True, generator=make())
+    second.load_state_dict(state)
+    assert second.state_dict() == state
+    while len(taken) < len(whole):
+        taken += batches(second)
+    assert taken == whole
 
 
-def test_workers_are_kept_when_a_generator_changes_the_seed():
-    with DataLoader(Draws(), 4, generator=random.Random(3), num_workers=1, persistent_workers=True) as loader:
-        iterator = iter(loader)
-        pids = iterator._pool.pids()
-        list(iterator)
-        iterator = iter(loader)
-        assert iterator._pool.pids() == pids
-        list(iterator)
+def test_workers_are_kept_when_a_generator_changes_the_seed_and_load_the_same():
+    alone = DataLoader(Draws(), 4, shuffle=True, generator=random.Random(3))
+    options = {"shuffle": True, "generator": random.Random(3), "num_workers": 2, "persistent_workers": True}
+    with DataLoader(Draws(), 4, **options) as loader:
+        pids = set()
+        for _ in range(2):
+            iterator = iter(loader)
+            pids.add(tuple(iterator._pool.pids().values()))
+            assert batches(iterator) == batches(alone)
+        assert len(pids) == 1
 
 
 def test_the_loader_draws_from_a_generator_once_an_epoch_and_not_before():
@@ -175,48 +192,18 @@ def test_the_loader_draws_from_a_generator_once_an_epoch_and_not_before():
         assert generator.getstate() == untouched.getstate()
 
 
-@pytest.mark.parametrize(
-    "thing", ["x", True, 1.5, -1, object(), [1], np.zeros(3)], ids=lambda thing: type(thing).__name__
-)
-def test_non_generators_are_rejected(thing):
-    with pytest.raises(OptionError, match=rf"generator must be .* got {re.escape(repr(thing)[:20])}"):
-        DataLoader(range(N), generator=thing)
-
-
-def test_a_frameworks_tensor_is_rejected_and_its_generator_stays_as_it_is():
+@pytest.mark.slow
+def test_a_frameworks_generator_counts_and_its_tensor_is_rejected_and_its_generator_stays_as_it_is():
     torch = pytest.importorskip("torch")
     with pytest.raises(OptionError, match=r"generator must be .* got tensor"):
         DataLoader(range(N), generator=torch.zeros(3))
     generator, untouched = torch.Generator().manual_seed(3), torch.Generator().manual_seed(3)
-    DataLoader(range(N), generator=generator)
+    loader = DataLoader(Draws(), 4, shuffle=True, generator=generator)
     assert torch.equal(generator.get_state(), untouched.get_state())
-
-
-def test_a_seed_and_a_generator_exclude_each_other():
-    with pytest.raises(OptionError, match="exclude each other"):
-        DataLoader(range(N), generator=random.Random(3), seed=3)
-
-
-@pytest.mark.parametrize(("kind", "k"), [*(("Random", k) for k in (0, 2, 5)), *((kind, 7) for kind in GENERATORS)])
-def test_a_run_resumes_with_a_generator_that_was_made_the_same_way(kind, k):
-    make = GENERATORS[kind]
-    loader = DataLoader(Draws(), 4, shuffle=True, generator=make())
-    whole = [batch for _ in range(3) for batch in batches(loader)]
-    first = DataLoader(Draws(), 4, shuffle=True, generator=make())
-    taken = []
-    while len(taken) < k:
-        for batch in first:
-            taken.append([field.tolist() for field in batch])
-            if len(taken) == k:
-                break
-    state = json.loads(json.dumps(first.state_dict()))
-    second = DataLoader(Draws(), 4, shuffle=True, generator=make())
-    second.load_state_dict(state)
-    assert second.state_dict() == state
-    rest = []
-    while len(taken) + len(rest) < len(whole):
-        rest += batches(second)
-    assert taken + rest == whole
+    found = [batches(loader), batches(loader)]
+    assert found[0] != found[1]
+    again = DataLoader(Draws(), 4, shuffle=True, generator=untouched)
+    assert [batches(again), batches(again)] == found
 
 
 def test_a_state_needs_a_generator_that_gives_the_same_seeds():
@@ -254,15 +241,6 @@ def test_steps_save_the_seed_of_the_last_batch_delivered():
 # ---------------------------------------------------------------------------------------------- seeds in a state
 
 
-def test_a_state_carries_its_seed():
-    first = DataLoader(range(N), 4, shuffle=True)
-    list(first)
-    again = DataLoader(range(N), 4, shuffle=True)
-    again.load_state_dict(first.state_dict())
-    assert again.seed == first.seed
-    assert order(again) == order(first)
-
-
 def test_a_state_carries_a_given_seed_to_a_distributed_sampler():
     def loader(**options):
         return DataLoader(range(N), 4, sampler=agnoload.DistributedSampler(range(N), 2, 1), **options)
@@ -288,10 +266,8 @@ def test_an_error_shows_both_seeds():
 
 
 def test_a_state_with_a_generator_needs_one():
-    state = DataLoader(range(N), 4, shuffle=True, generator=random.Random(3)).state_dict()
-    with pytest.raises(StateError, match="seeds"):
-        DataLoader(range(N), 4, shuffle=True).load_state_dict(state)
-    with pytest.raises(StateError, match="seeds"):
-        DataLoader(range(N), 4, shuffle=True, generator=random.Random(3)).load_state_dict(
-            DataLoader(range(N), 4, shuffle=True).state_dict()
-        )
+    plain, drawn = ({}, {"generator": random.Random(3)})
+    for saved, restored in ((plain, drawn), (drawn, plain)):
+        state = DataLoader(range(N), 4, shuffle=True, **saved).state_dict()
+        with pytest.raises(StateError, match="seeds"):
+            DataLoader(range(N), 4, shuffle=True, **restored).load_state_dict(state)

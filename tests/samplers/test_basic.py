@@ -24,6 +24,7 @@ from agnoload.samplers import (
     has_random_access,
     is_sampler,
 )
+from agnoload.samplers.base import pop_epoch
 from agnoload.samplers.basic import DRAWS
 from agnoload.samplers.order import from_array, in_sequence
 from agnoload.testing import check_sampler
@@ -60,8 +61,7 @@ def test_every_sampler_passes_its_check(make_sampler):
 
 def test_random_samplers_order_another_epoch_and_another_seed_differently(make_sampler):
     sampler, other = make_sampler(), make_sampler()
-    sampler.lend_seed(1)  # one of few items gives the same order for two epochs of some seeds
-    other.lend_seed(2)
+    sampler._seed, other._seed = 1, 2  # one of few items gives the same order for two epochs of some seeds
     states = random.getstate(), np.random.get_state()[1].tolist()
     one, two = list(sampler), list(sampler)
     fixed = len(one) < 2 or isinstance(sampler, SequentialSampler) or getattr(sampler, "shuffle", True) is False
@@ -250,13 +250,13 @@ def test_two_iterators_over_one_sampler_do_not_disturb_each_other():
 def test_set_epoch_counts_once_and_reaches_through_what_is_around():
     inner = RandomSampler(range(5), seed=0)
     sampler = BatchSampler(inner, 2, False)
-    assert sampler.pop_epoch() is None
+    assert pop_epoch(sampler) is None
     inner.set_epoch(4)
-    assert sampler.pop_epoch() == 4
-    assert sampler.pop_epoch() is None
+    assert pop_epoch(sampler) == 4
+    assert pop_epoch(sampler) is None
     sampler.set_epoch(3)
-    assert sampler.pop_epoch() == 3
-    assert inner.pop_epoch() is None
+    assert pop_epoch(sampler) == 3
+    assert pop_epoch(inner) is None
     user_defined = Backwards(5)
     BatchSampler(user_defined, 2, False).set_epoch(3)
     assert user_defined.epochs == [3]
@@ -377,3 +377,34 @@ def test_a_batch_sampler_of_whole_batches_cannot_go_on_inside_one():
 def test_what_cannot_work_is_refused_when_the_sampler_is_made(make: Any) -> None:
     with pytest.raises(agnoload.OptionError, match="must"):
         make()
+
+
+class Mirrored:
+    """A user's sampler around ours, under a name that only it knows; it goes through it as often as it is asked to."""
+
+    def __init__(self, inside, rounds=1):
+        self.inside = inside
+        self.rounds = rounds
+
+    def __iter__(self):
+        for _ in range(self.rounds):
+            yield from (-index - 1 for index in self.inside)
+
+
+def test_ours_inside_a_user_defined_sampler_follow_the_seed_and_the_epoch_of_the_loader():
+    def load(sampler, **options):
+        loader = agnoload.DataLoader(range(9), 3, sampler=sampler, **options)
+        loader.set_epoch(4)
+        return [index for batch in loader for index in batch.tolist()]
+
+    def wanted(seed, epoch):
+        return [8 - index for index in RandomSampler(range(9)).order(seed, epoch)]
+
+    used = RandomSampler(range(9))
+    list(used), list(used)  # epochs of its own do not count
+    assert load(Mirrored(used), seed=3) == wanted(3, 4)
+    assert load(Mirrored(RandomSampler(range(9)), rounds=2), seed=3) == wanted(3, 4) + wanted(3, 5)
+    assert load(Mirrored(RandomSampler(range(9), seed=6)), seed=3) == wanted(6, 4)
+    named = Mirrored(range(9))
+    named.sampler = named.inside = agnoload.DistributedSampler(range(9), 1, 0)  # ranks agree on 0, as by itself
+    assert load(named) == wanted(0, 4)

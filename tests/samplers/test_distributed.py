@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -23,8 +24,7 @@ from agnoload.samplers import (
     effective_seed,
     has_random_access,
 )
-from agnoload.samplers.distributed import deal
-from agnoload.samplers.order import every
+from agnoload.samplers.base import is_split
 from agnoload.system import VARIABLES, rank_and_world
 
 
@@ -175,7 +175,7 @@ def test_c20_weights_count_on_every_rank():
 
 
 def test_c20_every_sampler_is_what_its_ranks_get_in_turns(make_sampler):
-    if make_sampler().is_split:
+    if is_split(make_sampler()):
         with pytest.raises(OptionError, match="must not be split over ranks already"):
             DistributedSampler(make_sampler(), 2, 0)
         return
@@ -188,10 +188,10 @@ def test_c20_every_sampler_is_what_its_ranks_get_in_turns(make_sampler):
 
 def test_the_drawing_that_explains_positions_is_right():
     one = SequentialSampler(range(10)).order(0, 0)
-    three = [every(one, rank, 3, "keep") for rank in range(3)]
+    three = [replace(one, rank=rank, stride=3) for rank in range(3)]
     assert (three[1].first, three[1].stride, three[1].end, three[1].reached(2)) == (1, 3, 10, 6)
     assert list(three[1]) == [1, 4, 7]
-    two = [every(one, rank, 2, "keep").after(6) for rank in range(2)]
+    two = [replace(one, rank=rank, stride=2).after(6) for rank in range(2)]
     assert [(order.first, order.stride, order.end, list(order)) for order in two] == [
         (6, 2, 10, [6, 8]),
         (7, 2, 10, [7, 9]),
@@ -301,7 +301,7 @@ def test_user_defined_samplers_may_have_no_end_and_no_length():
     sampler = DistributedSampler(endless(), 3, 1)
     iterator = iter(sampler)
     assert [next(iterator) for _ in range(3)] == [1, 4, 7]
-    assert list(deal(iter([]), 0, 3, "pad")) == []
+    assert list(DistributedSampler(iter([]), 3, 0)) == []
 
 
 def test_set_epoch_reaches_a_user_defined_sampler_inside():
@@ -332,12 +332,10 @@ def test_rank_and_world_come_from_the_backend_when_nothing_else_says():
     sampler = DistributedSampler(range(10), shuffle=False, tail="keep")
     assert list(sampler) == list(range(10))
     batches = BatchSampler(sampler, 2, False)
-    batches.resolve_ranks(backend_world=(1, 2))
-    assert list(sampler) == [1, 3, 5, 7, 9]
-    batches.resolve_ranks()
-    assert sampler.num_replicas == 2
+    sampler.resolve_ranks((1, 2))
+    assert list(batches) == [[1, 3], [5, 7], [9]]
     given_rank = DistributedSampler(range(10), 3, 0)
-    given_rank.resolve_ranks(backend_world=(1, 2))
+    given_rank.resolve_ranks((1, 2))
     assert (given_rank.rank, given_rank.num_replicas) == (0, 3)
 
 

@@ -28,7 +28,6 @@ def assert_covers(n):
     indices = shuffle(places)
     assert indices.dtype == np.int64
     assert (np.bincount(indices, minlength=n) == 1).all()
-    assert (shuffle.inverse(indices) == places).all()
 
 
 @pytest.mark.parametrize("n", [*range(1, 66), *(n for n in EDGES if n > 64)])
@@ -43,13 +42,10 @@ def test_c22_the_bijection_takes_each_index_once_for_every_n_up_to_5000():
 
 
 @pytest.mark.parametrize("n", [10**8, 10**12, LARGEST])
-def test_the_inverse_finds_every_place_of_a_huge_shuffle(n):
-    shuffle = bijection(n)
-    places = np.random.default_rng(1).integers(n, size=10_000)
-    indices = shuffle(places)
+def test_a_huge_shuffle_gives_distinct_indices(n):
+    indices = bijection(n)(np.unique(np.random.default_rng(1).integers(n, size=10_000)))
     assert ((indices >= 0) & (indices < n)).all()
-    assert (shuffle.inverse(indices) == places).all()
-    assert len(np.unique(indices)) == len(np.unique(places))
+    assert len(np.unique(indices)) == len(indices)
 
 
 @given(st.integers(1, 3000), st.integers(0, 2**32), st.data())
@@ -71,7 +67,7 @@ def test_neighbours_of_a_large_shuffle_do_not_correlate(seed):
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("n", [10**6, 4**10 + 1, 10**12])
 def test_the_first_thousand_indices_land_evenly(n, seed):
-    places = bijection(n, seed).inverse(np.arange(1000))
+    places = bijection(n, seed)(np.arange(1000))
     counts = np.bincount(places * 20 // n, minlength=20)
     assert ((counts - 50) ** 2 / 50).sum() < 49  # chi-square with 19 degrees of freedom: 1 in 5,000
 

@@ -1,4 +1,4 @@
-"""What readers of one stream compare, and the copies of a stream that threads read."""
+"""How a stream is read: forward, in copies of its own for each thread, and with sums that readers compare."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ import pickle
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agnoload import AgnoloadError
 from agnoload.fetching.compare import CheckSum, sketch
 from agnoload.fetching.copies import Copies
+from agnoload.fetching.stream_reader import StreamReader
 
 few = settings(max_examples=60, deadline=None)
 PLAIN = (
@@ -93,3 +96,22 @@ def test_a_copy_for_a_thread_is_equal_has_containers_of_its_own_and_shares_the_a
 
     compare(one, value)
     compare(one, other)
+
+
+@few
+@given(st.integers(0, 20), st.integers(1, 5), st.sets(st.integers(0, 8), min_size=1), st.booleans())
+def test_a_reader_gives_any_batch_ahead_and_none_behind(n: int, size: int, numbers: set[int], drop_last: bool) -> None:
+    """Whatever it reads past for others; behind the end there are no samples."""
+    keys: list[tuple[int, int, int]] = []
+    reader = StreamReader(iter(range(n)), lambda *key: keys.append(key), drop_last=drop_last)
+    for number in sorted(numbers):
+        raws, key, report = reader.read(number, 0, size)
+        batch = list(range(n))[number * size : (number + 1) * size]
+        ended = len(batch) < size
+        assert raws == ([] if ended and drop_last else batch)
+        assert (report.end, report.places, report.leftover) == (ended, len(raws), None)
+        assert key == (number * size, 1, 0)
+    assert [first for first, _, _ in keys] == [0, *range(0, keys[-1][0] + 1, size)]  # each batch that it began
+    if n > max(numbers) * size:
+        with pytest.raises(AgnoloadError, match="a stream is only read forward"):
+            reader.read(0, 0, size)
