@@ -69,7 +69,7 @@ class WorkerDied(AgnoloadError, RuntimeError):
     `worker` is its number and `pid` its process; `exitcode` is as in `multiprocessing` (negative: minus the signal;
     None: other code in this program has collected it); `batch` and `indices` are what it was loading (None when it was
     idle); `oom_kills` is the number of out-of-memory kills that the control group counted meanwhile; `rss` is its peak
-    resident memory in bytes, None where the system does not report it (start method spawn, up to the parent's size).
+    resident memory in bytes, None where the system does not report it (start method spawn).
     """
 
     def __init__(

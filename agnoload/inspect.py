@@ -81,7 +81,12 @@ def parts_of(thing: Any) -> Iterator[tuple[str, Any]]:
     if issubclass(kind, _LEAVES) or kind.__module__ in _LOADERS:
         return
     if issubclass(kind, _CONTAINERS):
-        yield from _entries_of(thing)
+        base = _base_of(thing)
+        entries: Iterable[tuple[Any, Any]] = dict.items(thing) if base is dict else enumerate(base.__iter__(thing))
+        with suppress(RuntimeError):  # another thread changes it: a long one ends here, others are read at once
+            for key, part in list(entries) if length_of(thing) <= LIMIT else entries:
+                has_key = type(key) in (str, int) and base not in (set, frozenset)
+                yield f"[{key!r}]" if has_key else "[...]", part
     elif issubclass(kind, types.FunctionType):
         yield from _parts_of_function(thing)
     elif issubclass(kind, type):
@@ -98,15 +103,6 @@ def parts_of(thing: Any) -> Iterator[tuple[str, Any]]:
                     with suppress(AttributeError):  # an empty slot
                         yield f".{name}", slot.__get__(thing)
         yield "", kind
-
-
-def _entries_of(container: Any) -> Iterator[tuple[str, Any]]:
-    base = _base_of(container)
-    entries: Iterable[tuple[Any, Any]] = dict.items(container) if base is dict else enumerate(base.__iter__(container))
-    with suppress(RuntimeError):  # another thread changes it: a long one ends here, others are read at once
-        for key, part in list(entries) if length_of(container) <= LIMIT else entries:
-            has_key = type(key) in (str, int) and base not in (set, frozenset)
-            yield f"[{key!r}]" if has_key else "[...]", part
 
 
 def _base_of(container: Any) -> Any:
@@ -160,13 +156,15 @@ def find_large_lists(dataset: Any, limit: int = 100_000) -> list[str]:
     >>> find_large_lists([0] * 11, limit=10)
     ['dataset']
     """
-    return [path for path, thing, _ in walk_objects({"dataset": dataset}) if _count_of_objects(thing) > limit]
-
-
-def _count_of_objects(thing: Any) -> int:
-    if issubclass(type(thing), np.ndarray):
-        return thing.size if thing.dtype.hasobject else 0
-    return length_of(thing) if issubclass(type(thing), _CONTAINERS) else 0
+    found = []
+    for path, thing, _ in walk_objects({"dataset": dataset}):
+        if issubclass(type(thing), np.ndarray):
+            objects = thing.size if thing.dtype.hasobject else 0
+        else:
+            objects = length_of(thing) if issubclass(type(thing), _CONTAINERS) else 0
+        if objects > limit:
+            found.append(path)
+    return found
 
 
 def modules_of(roots: Mapping[str, Any], is_importable: Callable[[str], bool]) -> list[str]:

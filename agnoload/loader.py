@@ -173,7 +173,6 @@ class DataLoader(Generic[BatchT]):
         self._journal = WorkerLogRelay()
         ahead = PLACED_AHEAD if self._device is not None else 0
         self._keeper = PoolKeeper(options, options.backend, ahead, self._journal.replay, self._say)
-        self._keeper.prepare()
         weakref.finalize(self, self._keeper.kept.end)
 
     dataset = Option[Any]("The dataset.")

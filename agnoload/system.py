@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import mmap
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -48,7 +47,7 @@ def affine_cores() -> int:
 def quota_cores(root: Path = ROOT) -> float | None:
     """The cores' worth of time that the control group and its parents allow; None without a limit."""
     quotas: list[float] = []
-    for folder in _groups(root, "cpu"):
+    for folder in control_groups(root, "cpu"):
         with contextlib.suppress(OSError, ValueError):  # "max" is no number
             quota, period = (folder / "cpu.max").read_text().split()
             quotas.append(int(quota) / int(period))
@@ -74,14 +73,14 @@ def physical_memory() -> int | None:
 def memory_limit(root: Path = ROOT) -> int | None:
     """Bytes that the control group and its parents allow; None without a limit."""
     limits = []
-    for folder in _groups(root, "memory"):
+    for folder in control_groups(root, "memory"):
         for name in ("memory.max", "memory.limit_in_bytes"):
             with contextlib.suppress(OSError, ValueError):
                 limits.append(int((folder / name).read_text()))
     return min((limit for limit in limits if limit < 1 << 60), default=None)
 
 
-def _groups(root: Path, controller: str) -> Iterator[Path]:
+def control_groups(root: Path, controller: str) -> Iterator[Path]:
     """The folders of this process's control groups, and of their parents, for one controller."""
     with contextlib.suppress(OSError, ValueError):
         for line in (root / "proc/self/cgroup").read_text().splitlines():
@@ -91,13 +90,6 @@ def _groups(root: Path, controller: str) -> Iterator[Path]:
             base = root / "sys/fs/cgroup" / (controller if controllers else "")
             folder = base / group.lstrip("/")
             yield from (folder, *(above for above in folder.parents if above.is_relative_to(base)))
-
-
-def resident() -> int:
-    """This process's resident memory in bytes; 0 where the system does not report it."""
-    with contextlib.suppress(OSError):
-        return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
-    return 0
 
 
 def available_methods() -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import compileall
 import contextlib
 import importlib.util
 import os
@@ -20,6 +21,7 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
+import agnoload
 from agnoload.pools.preload import kept_server
 from agnoload.testing import no_leaks
 
@@ -32,6 +34,13 @@ for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
 settings.register_profile("local", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
+def pytest_configure() -> None:
+    """Have the core compiled once, not in each program that a test starts: that takes as long as its imports."""
+    sys.dont_write_bytecode = False  # pytest keeps the compiled tests, too
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    compileall.compile_dir(str(Path(agnoload.__file__).parent), quiet=2)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -6,6 +6,7 @@ A number that must grow is raised here, in the change that needs it, so that a r
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,13 +14,13 @@ CORE = Path(__file__).parents[1] / "agnoload"
 
 BUDGETS = {
     "top": 3160,
-    "backend": 520,
-    "batching": 1540,
+    "backend": 452,
+    "batching": 1471,
     "datasets": 1180,
     "fetching": 1280,
     "monitoring": 720,
     "planning": 1620,
-    "pools": 2770,
+    "pools": 2580,
     "samplers": 2030,
     "streams": 2240,
     "testing": 1000,
@@ -92,6 +93,7 @@ def is_overload(node: ast.AST) -> bool:
     return "overload" in [each.id for each in getattr(node, "decorator_list", ()) if isinstance(each, ast.Name)]
 
 
+@functools.cache  # not while tests are collected: every process of pytest-xdist would parse the core
 def sizes() -> dict[str, tuple[int, int]]:
     """By name: the size of every file, class and function, and of the core, each with its limit."""
     found, functions = {}, 0
@@ -108,7 +110,6 @@ def sizes() -> dict[str, tuple[int, int]]:
     return found
 
 
-SIZES = sizes()
 EXCEPTED = PUBLIC_CONSTRUCTORS | PUBLIC_RECORDS
 
 
@@ -120,11 +121,11 @@ def test_every_package_has_a_budget_and_keeps_it() -> None:
 
 
 def test_files_classes_and_functions_are_small_enough() -> None:
-    large = {name: size for name, (size, limit) in SIZES.items() if size > limit}
+    large = {name: size for name, (size, limit) in sizes().items() if size > limit}
     assert {name: size for name, size in large.items() if name not in TO_SHRINK and name not in EXCEPTED} == {}
 
 
 def test_an_exception_only_shrinks_and_goes_when_it_is_not_needed() -> None:
-    sizes = {name: SIZES[name] for name in TO_SHRINK}
-    assert {name: size for name, (size, limit) in sizes.items() if not limit < size <= TO_SHRINK[name]} == {}
-    assert set(SIZES) >= EXCEPTED
+    found = {name: sizes()[name] for name in TO_SHRINK}
+    assert {name: size for name, (size, limit) in found.items() if not limit < size <= TO_SHRINK[name]} == {}
+    assert set(sizes()) >= EXCEPTED

@@ -1,9 +1,4 @@
-"""`Backend`: what turns the NumPy leaves of a batch into another library's arrays.
-
-Its hooks come in four groups: *arrays* (`convert`, `to_numpy`, `pack`), *devices* (`check`, `place`, `attach`,
-`fence`), *random numbers* (`seed`, `rng_state`, `set_rng_state`, `seed_from`, `reseed`) and *environment*
-(`world`, `settings`, `enter_worker`, `worker_environment`).
-"""
+"""`Backend`: what turns the NumPy leaves of a batch into another library's arrays."""
 
 from __future__ import annotations
 
@@ -23,16 +18,40 @@ PackedArray = tuple[Callable[[npt.NDArray[Any]], Any], npt.NDArray[Any]]
 
 
 class Backend:
-    """Turns the NumPy leaves of a batch into another library's arrays; subclass it, give `name` and `convert`.
+    """Turns the NumPy leaves of a batch into another library's arrays; this class itself is the backend of NumPy.
 
-    A package offers a backend through an entry point of the group `agnoload.backends` that names the class. Each loader
-    creates one without arguments, so the module and the constructor must be cheap and must not import the framework:
-    `require` does that, at the first use. Everything but `name` and `convert` has a default; this class itself is the
-    backend of NumPy. `agnoload.testing.check_backend` tests what is promised here.
+    To add one, write a subclass and name it in an entry point of your package; `agnoload.testing.check_backend` tests
+    what is promised here, and docs/backends.md makes one step by step.
 
-    The loader calls `check` in its constructor, `attach` for each slot, and for each batch `convert` on every leaf,
-    then `place` if `check` gave a device. `to_numpy`, `pack` and the hooks for random numbers run wherever samples are
-    loaded, in workers too, but only in a process that has loaded the framework.
+        class MyBackend(Backend):
+            name = framework = "mylib"
+
+            def convert(self, leaf):
+                if type(leaf) is not np.ndarray or leaf.dtype.kind not in "biuf":
+                    return leaf  # what mylib cannot hold stays as it is
+                return self.require().from_numpy(leaf if leaf.flags.carray else leaf.copy())
+
+            def to_numpy(self, leaf):
+                return leaf.numpy() if isinstance(leaf, self.require().Array) else None
+
+        [project.entry-points."agnoload.backends"]  # in pyproject.toml
+        mylib = "my_package:MyBackend"
+
+    Everything else has a default, and is there for what the library has:
+
+    - `framework` is the library's module. It may take seconds to import, so nothing does before it is needed: the
+      module and the constructor of the subclass do without it, and methods get it from `require`.
+    - *Arrays.* `convert` is called on every leaf of each batch, in the process that iterates the loader. `to_numpy`
+      and `pack` let a dataset return the library's arrays, in workers too.
+    - *Devices.* `check` is called once, in the loader's constructor. If it returns a device, `place` gets each batch
+      after `convert`. `attach` and `fence` serve `pin_memory`.
+    - *Random numbers.* `seed`, `rng_state` and `set_rng_state` are called around each request, and `reseed` on
+      generators that a dataset keeps, so that samples draw the same for any workers. `seed_from` serves `generator=`.
+    - *Environment.* `world` knows the ranks; `settings`, `enter_worker` and `worker_environment` make a worker like the
+      process that it works for.
+
+    Each loader makes one object without arguments, so `check` may store what `convert` must know. One more, for samples
+    and generators of the library, is made in each process that has imported `framework`; `check` is not called on it.
     """
 
     name: str = "numpy"
@@ -49,13 +68,16 @@ class Backend:
             return importlib.import_module(self.framework)
         except Exception as error:
             if isinstance(error, ModuleNotFoundError) and error.name == self.framework:
-                raise missing_framework(self) from None
+                wanted = self.requirement or self.framework
+                raise BackendUnavailable(
+                    f"backend {self.name!r} needs {self.framework}, which is not installed: pip install {wanted}"
+                ) from None
             raise BackendUnavailable(
                 f"backend {self.name!r} needs {self.framework}, which is installed but cannot be imported: "
                 f"{type(error).__name__}: {error}"
             ) from error
 
-    # ------------------------------------------------------------------------------------------------ arrays
+    # -- arrays
 
     def convert(self, leaf: Any) -> Any:
         """One leaf of a batch as the framework's array, sharing memory where that is safe.
@@ -78,7 +100,7 @@ class Backend:
         """
         return None
 
-    # ------------------------------------------------------------------------------------------------ devices
+    # -- devices
 
     def check(self, device: Any = None, pin_memory: bool = False) -> Any:
         """Refuse what cannot work, with `OptionError` or `BackendUnavailable`; remember what `convert` must know.
@@ -116,7 +138,7 @@ class Backend:
         """
         return lambda: True
 
-    # ------------------------------------------------------------------------------------------------ random numbers
+    # -- random numbers
 
     def seed(self, number: int) -> None:
         """Seed the framework's global generator with 64 bits; called around a request."""
@@ -139,7 +161,7 @@ class Backend:
         """
         return None
 
-    # ------------------------------------------------------------------------------------------------ environment
+    # -- environment
 
     def world(self) -> tuple[int, int] | None:
         """This process's rank and the number of processes, if the framework is loaded and knows."""
@@ -163,11 +185,3 @@ class Backend:
     def worker_environment(self) -> Mapping[str, str]:
         """Environment variables for worker processes, set before anything of the framework is loaded there."""
         return {}
-
-
-def missing_framework(backend: Backend) -> BackendUnavailable:
-    """The error for a framework that is not installed, with the line that installs it."""
-    wanted = backend.requirement or backend.framework
-    return BackendUnavailable(
-        f"backend {backend.name!r} needs {backend.framework}, which is not installed: pip install {wanted}"
-    )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,9 @@ import numpy as np
 from agnoload.backend import registry
 from agnoload.batching.stacking import (
     Array,
+    CollateContext,
     Column,
+    Hook,
     collate_error,
     differ,
     field_name,
@@ -31,20 +34,6 @@ from agnoload.batching.tree import Node, Path, map_leaves, node_of
 from agnoload.errors import CollateError, OptionError, add_note
 from agnoload.protocols import Empty
 from agnoload.system import free_in_forks
-
-Hook = Callable[[Column, Path], Any]
-"""Asked first for every column; `NotImplemented` leaves the column to the rules."""
-
-
-class CollateContext:
-    """What all rules of one batch share: where memory comes from, and a hook that batches some columns its own way."""
-
-    __slots__ = ("empty", "hook")
-
-    def __init__(self, empty: Empty, hook: Hook | None = None) -> None:
-        self.empty = empty
-        self.hook = hook
-
 
 Rule = Callable[[Column, Path, CollateContext], Any]
 
@@ -217,22 +206,16 @@ def _mixed_rule(column: Column, kinds: set[type], path: Path) -> Rule:
         advice = "give a value that means 'missing', or use agnoload.register_collate(type(None), ...)"
         raise differ(path, column, must, lambda value: missing if value is None else "a value", advice)
     registered = [rule for rule in rules if isinstance(rule, _Registered)]
-    if len(registered) == 1:
+    if registered and all(rule.function is registered[0].function for rule in registered):
         return registered[0]
     if not registered:
-        if rules <= {_arrays, _scalars, _foreign, *_NUMBER_RULES}:
+        if rules <= {stack, _scalars, _foreign, *_NUMBERS}:
             return _foreign
         # Mappings of several types, and named tuples with the same fields, become the type of the first sample.
-        alike = {
-            Mapping
-            if issubclass(kind, Mapping)
-            else getattr(kind, "_fields", kind)
-            if issubclass(kind, tuple)
-            else kind
-            for kind in kinds
-        }
+        mappings = all(issubclass(kind, Mapping) for kind in kinds)
+        fields = {getattr(kind, "_fields", None) for kind in kinds}
         node = node_of(type(column[0]))
-        if len(alike) == 1 and node is not None:
+        if node is not None and (mappings or (len(fields) == 1 and None not in fields)):
             return _Container(type(column[0]), node)
     twins = len(set(map(type_name, kinds))) == 1
     advice = "make the class once, not for each sample" if twins else "make them one type in the dataset"
@@ -241,18 +224,12 @@ def _mixed_rule(column: Column, kinds: set[type], path: Path) -> Rule:
     raise differ(path, column, must, lambda value: f"type {type_name(type(value))}", advice, key=type)
 
 
+@dataclass(frozen=True, eq=False)
 class _Registered:
-    """The rule of a type that has a function of the user's; two of them are one if their function is."""
+    """The rule of a type that has a function of the user's."""
 
-    def __init__(self, kind: type, function: Callable[..., Any]) -> None:
-        self.kind = kind
-        self.function = function
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Registered) and other.function is self.function
-
-    def __hash__(self) -> int:
-        return id(self.function)
+    kind: type
+    function: Callable[..., Any]
 
     def __call__(self, column: Column, path: Path, context: CollateContext) -> Any:
         try:
@@ -262,7 +239,7 @@ class _Registered:
             raise
 
 
-# -- containers
+# -- containers: the usual ones in functions of their own, which take half the time of `_Container`
 
 
 def _dicts(column: Column, path: Path, context: CollateContext) -> Any:
@@ -289,18 +266,18 @@ def _tuples(column: Column, path: Path, context: CollateContext) -> Any:
     return tuple(_lists(column, path, context))
 
 
+@dataclass(frozen=True, eq=False)
 class _Container:
     """The rule for the other nodes of the walk: named tuples, dataclasses, mappings, subclasses of list and tuple."""
 
-    def __init__(self, kind: type, node: Node) -> None:
-        self.kind = kind
-        self.node = node
+    kind: type
+    node: Node
 
     def __call__(self, column: Column, path: Path, context: CollateContext) -> Any:
-        node = self.node
-        first = column[0]
+        node, first = self.node, column[0]
         if not node.fixed:
             if issubclass(self.kind, Mapping):
+                # Nothing but a look: a defaultdict would make the keys that it is asked for.
                 if any(sample.keys() != first.keys() for sample in column):
                     raise keys_differ(column, path)
             elif any(len(sample) != len(first) for sample in column):
@@ -315,10 +292,6 @@ class _Container:
 
 
 # -- arrays and numbers
-
-
-def _arrays(column: Column, path: Path, context: CollateContext) -> Array:
-    return stack(column, path, context.empty)
 
 
 def _scalars(column: Column, path: Path, context: CollateContext) -> Array:
@@ -341,31 +314,25 @@ def _number_rule(dtype: np.dtype[Any]) -> Rule:
 
 
 def _ints(column: Column, path: Path, context: CollateContext) -> Array:
-    array = _int_array(column)
+    """Python ints as int64; what does not fit as uint64 or, beyond that too, as Python ints: no value is changed."""
+    try:
+        array = np.array(column, np.int64)
+    except OverflowError:
+        fits = min(column) >= 0 and max(column) < 1 << 64
+        array = np.array(column, np.uint64 if fits else object)
     out = new_array(context.empty, array.shape, array.dtype)
     out[...] = array
     return out
 
 
-def _int_array(column: Column) -> Array:
-    """Python ints as int64; what does not fit as uint64 or, beyond that too, as Python ints: no value is changed."""
-    try:
-        return np.array(column, np.int64)
-    except OverflowError:
-        fits = min(column) >= 0 and max(column) < 1 << 64
-        return np.array(column, np.uint64 if fits else object)
-
-
 def _foreign(column: Column, path: Path, context: CollateContext) -> Array:
     """Other libraries' arrays, and arrays and numbers of several kinds in one column."""
-    return stack([as_array(value, path, item) for item, value in enumerate(column)], path, context.empty)
+    return stack([as_array(value, path, item) for item, value in enumerate(column)], path, context)
 
 
 def holds_arrays(column: Column) -> bool:
     """Whether a column is of arrays, NumPy's or another library's, that have a first axis."""
-    if any(_rule(kind) not in (_arrays, _foreign) for kind in set(map(type, column))):
-        return False
-    return getattr(column[0], "ndim", 0) > 0
+    return getattr(column[0], "ndim", 0) > 0 and set(map(_rule, set(map(type, column)))) <= {stack, _foreign}
 
 
 def as_array(value: Any, path: Path, item: int) -> Array:
@@ -373,9 +340,6 @@ def as_array(value: Any, path: Path, item: int) -> Array:
     kind = type(value)
     if kind is np.ndarray:
         return value  # type: ignore[no-any-return]
-    rule = _rule(kind)
-    if rule is _ints:
-        return _int_array([value]).reshape(())
     if _is_masked(value):
         raise collate_error(
             path,
@@ -383,12 +347,16 @@ def as_array(value: Any, path: Path, item: int) -> Array:
             f"item {item} is a masked array, which would lose its mask; return array.filled(...), or the data and the "
             "mask as two fields, or use agnoload.register_collate(numpy.ma.MaskedArray, function)",
         )
-    if rule is _scalars or rule in _NUMBER_RULES or isinstance(value, np.ndarray):
+    rule = _rule(kind)
+    if rule is _scalars or rule in _NUMBERS or isinstance(value, np.ndarray):
         return np.asarray(value)
     try:
         array = registry.to_numpy(value)
-        if array is None and _is_array(value):
-            array = np.asarray(value)
+        if array is None:
+            # What is only convertible to an array, like an image with a palette, may mean more than that would hold.
+            convertible = hasattr(value, "__array__") or hasattr(value, "__array_interface__")
+            is_array = hasattr(value, "__dlpack__") or (hasattr(value, "dtype") and hasattr(value, "shape"))
+            array = np.asarray(value) if convertible and is_array else None
     except Exception as error:
         message = f"item {item} ({type_name(kind)}) cannot be converted to a NumPy array: {error}"
         raise collate_error(path, (item,), message) from error
@@ -401,14 +369,6 @@ def as_array(value: Any, path: Path, item: int) -> Array:
             f"collate_fn, or call agnoload.register_collate({kind.__name__}, function)",
         )
     return array
-
-
-def _is_array(value: Any) -> bool:
-    """Whether it is an array itself. What is only convertible to one, like an image with a palette, may mean more than
-    the array would hold."""
-    if not hasattr(value, "__array__") and not hasattr(value, "__array_interface__"):
-        return False
-    return hasattr(value, "__dlpack__") or (hasattr(value, "dtype") and hasattr(value, "shape"))
 
 
 def _is_masked(value: Any) -> bool:
@@ -426,13 +386,11 @@ def _nothing(column: Column, path: Path, context: CollateContext) -> None:
     return None
 
 
-_floats = _number_rule(np.dtype(np.float64))
-_bools = _number_rule(np.dtype(np.bool_))
-_complexes = _number_rule(np.dtype(np.complex128))
-_NUMBER_RULES = {_bools, _ints, _floats, _complexes}
+_bools, _floats, _complexes = map(_number_rule, map(np.dtype, (bool, float, complex)))
+_NUMBERS = {_bools, _ints, _floats, _complexes}
 
 _BUILT_IN: dict[type, Rule] = {
-    np.ndarray: _arrays,
+    np.ndarray: stack,
     np.generic: _scalars,
     bool: _bools,
     int: _ints,

@@ -19,7 +19,7 @@ from agnoload.batching.stacking import JOINED_BYTES, Array, Column, collate_erro
 from agnoload.batching.tree import Node, Path, register_node
 from agnoload.errors import OptionError
 from agnoload.protocols import Empty, IndexArray
-from agnoload.validate import array_of, members, number_of, positive, word
+from agnoload.validate import array_of, members, number_of, positive, shown, word
 
 Arrays = list[Array]
 Form = Literal["padded", "packed", "list"]
@@ -96,15 +96,11 @@ class Ragged:
         values, offsets = array_of("values", values), array_of("offsets", offsets)
         if values.ndim == 0:
             raise OptionError("values must have a first axis, the rows of all items; got an array without axes")
-        if offsets.ndim != 1 or offsets.dtype.kind not in "iu" or not len(offsets):
+        flat = offsets.ndim == 1 and offsets.dtype.kind in "iu" and len(offsets) > 0
+        if not flat or offsets[0] != 0 or offsets[-1] != len(values) or (np.diff(offsets.astype(np.int64)) < 0).any():
             raise OptionError(
-                "offsets must be a flat array of integers, one more than there are items; got shape "
-                f"{offsets.shape} and dtype {offsets.dtype}"
-            )
-        if offsets[0] != 0 or offsets[-1] != len(values) or (np.diff(offsets.astype(np.int64)) < 0).any():
-            raise OptionError(
-                f"offsets must begin at 0, never fall and end at the number of values, {len(values)}; got "
-                f"{offsets[0]}...{offsets[-1]}"
+                "offsets must be a flat array of integers, one more than there are items, that begin at 0, never fall "
+                f"and end at the number of values, {len(values)}; got {shown(offsets)}"
             )
         self.values = values
         self.offsets = offsets.astype(np.int64, copy=False)
@@ -134,14 +130,11 @@ class Ragged:
         values, lengths = array_of("values", values), array_of("lengths", lengths)
         if values.ndim < 2:
             raise OptionError(f"a padded array must have axes (items, width, ...), got shape {values.shape}")
-        if lengths.shape != values.shape[:1] or (lengths.dtype.kind not in "iu" and lengths.size):
+        fit = lengths.shape == values.shape[:1] and (lengths.dtype.kind in "iu" or not lengths.size)
+        if not fit or (lengths.size and not 0 <= lengths.min() <= lengths.max() <= values.shape[1]):
             raise OptionError(
-                f"lengths must be integers, one for each of the {len(values)} items; got shape {lengths.shape} and "
-                f"dtype {lengths.dtype}"
-            )
-        if lengths.size and (lengths.min() < 0 or lengths.max() > values.shape[1]):
-            raise OptionError(
-                f"lengths must lie between 0 and the width, {values.shape[1]}; got {lengths.min()} to {lengths.max()}"
+                f"lengths must be integers from 0 to the width, {values.shape[1]}, one for each of the {len(values)} "
+                f"items; got {shown(lengths)}"
             )
         lengths = lengths.astype(np.int64)
         return _ragged(values[_mask(lengths, values.shape[1], side)], offsets_of(lengths))
@@ -182,7 +175,7 @@ class Ragged:
 
     def item_of_value(self) -> IndexArray:
         """Which item each row of `values` came from: int64, what graph libraries call the batch vector."""
-        return np.repeat(np.arange(len(self)), self.lengths)
+        return self.packed().item_of_value()
 
     @property
     def lengths(self) -> IndexArray:
@@ -221,12 +214,9 @@ class Ragged:
 
     def __repr__(self) -> str:
         lengths = self.lengths.tolist()
-        shown = ", ".join(map(str, lengths[:8])) + (", ..." if len(lengths) > 8 else "")
+        first = ", ".join(map(str, lengths[:8])) + (", ..." if len(lengths) > 8 else "")
         rows = f" {tuple(self.values.shape[1:])}" if self.values.ndim > 1 else ""
-        return f"Ragged({number_of(len(lengths), 'item')} of lengths {shown or 'none'}; {self.values.dtype}{rows})"
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _ragged, (self.values, self.offsets)
+        return f"Ragged({number_of(len(lengths), 'item')} of lengths {first or 'none'}; {self.values.dtype}{rows})"
 
 
 def _ragged(values: Any, offsets: Any) -> Ragged:
@@ -239,13 +229,7 @@ def _ragged(values: Any, offsets: Any) -> Ragged:
 
 register_node(
     Ragged,
-    Node(
-        keys=lambda _: ("values", "offsets"),
-        get=getattr,
-        rebuild=lambda _, children: _ragged(*children),
-        fixed=True,
-        columns=False,
-    ),
+    Node(lambda _: ("values", "offsets"), getattr, lambda _, children: _ragged(*children), fixed=True, columns=False),
 )
 
 

@@ -6,19 +6,27 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 
 from agnoload.batching.collate import collate, holds_arrays
-from agnoload.batching.ragged import Packed, Rows, Side, checked_rows, offsets_of, pack_rows, pad_rows, rows_along
-from agnoload.batching.stacking import Array, Column, collate_error
+from agnoload.batching.ragged import (
+    Form,
+    Packed,
+    Rows,
+    Side,
+    checked_rows,
+    offsets_of,
+    pack_rows,
+    pad_rows,
+    rows_along,
+)
+from agnoload.batching.stacking import Array, Column, Hook, collate_error
 from agnoload.batching.tree import Path, node_of, path_text
 from agnoload.errors import CollateError, OptionError
 from agnoload.protocols import Empty
 from agnoload.validate import integer, members, positive, word
-
-Form = Literal["padded", "packed", "list"]
 
 
 def ragged_collate(
@@ -89,78 +97,75 @@ class RaggedCollate:
 
     def __call__(self, samples: Iterable[Any], empty: Empty = np.empty) -> Any:
         samples = list(samples)
-        return collate(samples, empty, _RaggedHook(self, samples, empty) if samples else None)
+        return collate(samples, empty, self._hook(samples, empty) if samples else None)
 
-
-class _RaggedHook:
-    """The hook of one batch: the options of `ragged_collate` by the paths of the fields."""
-
-    def __init__(self, options: RaggedCollate, samples: Column, empty: Empty) -> None:
-        self.options = options
-        self.samples = samples
-        self.empty = empty
+    def _hook(self, samples: Column, empty: Empty) -> Hook:
+        """What batches the ragged fields of these samples; the options name fields, a hook is given their paths."""
         find = partial(_find, samples[0])
-        self.fields = None if options.fields is None else set(map(find, options.fields))
-        self.shift = {find(name): find(counted) for name, counted in options.shift.items()}
-        self.axes = {find(name): axis for name, axis in options.axes.items()}
-        self.fills = {find(name): value for name, value in options.fills.items()}
+        fields = None if self.fields is None else set(map(find, self.fields))
+        shift = {find(name): find(counted) for name, counted in self.shift.items()}
+        axes = {find(name): axis for name, axis in self.axes.items()}
+        fills = {find(name): value for name, value in self.fills.items()}
+        multiple_of = 1 if self.form == "list" else self.multiple_of
 
-    def __call__(self, column: Column, path: Path) -> Any:
-        if self.fields is not None:
-            if path not in self.fields or any(value is None for value in column):
+        def ragged(column: Column, path: Path) -> Any:
+            if fields is None:
+                if not holds_arrays(column):
+                    return NotImplemented
+            elif path not in fields or any(value is None for value in column):
                 return NotImplemented
-        elif not holds_arrays(column):
-            return NotImplemented
-        options = self.options
-        rows = checked_rows(column, path, self.axes.get(path, options.axis))
-        fill = self.fills.get(path, -1 if path in self.shift else options.fill)
-        multiple_of = 1 if options.form == "list" else options.multiple_of
-        try:
-            if options.form == "padded":
-                return pad_rows(rows, fill, options.side, multiple_of, self.empty)
-            values, offsets = pack_rows(rows, self.empty, fill, multiple_of)
-        except OptionError as error:  # the padding does not fit into the dtype of the field
-            raise collate_error(path, (), f"{error}; give ragged_collate(value=...) or another dtype") from None
-        if options.form == "list":
-            return [rows_along(rows.axis, values, start, stop) for start, stop in pairwise(offsets.tolist())]
-        if path in self.shift:
-            self.add_starts(rows_along(rows.axis, values, 0, int(offsets[-1])), rows, path)
-        return Packed(values, offsets)
+            rows = checked_rows(column, path, axes.get(path, self.axis))
+            fill = fills.get(path, -1 if path in shift else self.fill)
+            try:
+                if self.form == "padded":
+                    return pad_rows(rows, fill, self.side, multiple_of, empty)
+                values, offsets = pack_rows(rows, empty, fill, multiple_of)
+            except OptionError as error:  # the padding does not fit into the dtype of the field
+                raise collate_error(path, (), f"{error}; give ragged_collate(value=...) or another dtype") from None
+            if self.form == "list":
+                return [rows_along(rows.axis, values, start, stop) for start, stop in pairwise(offsets.tolist())]
+            if path in shift:
+                counted = shift[path]
+                counts = _counts(samples, counted, axes.get(counted, self.axis))
+                _add_starts(rows_along(rows.axis, values, 0, int(offsets[-1])), rows, counts, path, counted)
+            return Packed(values, offsets)
 
-    def add_starts(self, values: Array, rows: Rows, path: Path) -> None:
-        """Add to each item's indices the number of counted things in the items before it, in place."""
-        counted = self.shift[path]
-        counts = [self.count(sample, counted, item) for item, sample in enumerate(self.samples)]
-        total = sum(counts)
-        if rows.dtype.kind not in "iu" or total - 1 > np.iinfo(rows.dtype).max:
-            raise collate_error(
-                path,
-                (),
-                f"an index field that is shifted needs an integer dtype that holds {total - 1}, the last number of "
-                f"{path_text(counted)} in the batch, but it has {rows.dtype}; convert it to int64 in the dataset",
-            )
-        starts = offsets_of(counts)[:-1].astype(rows.dtype)
-        shape = [1] * values.ndim
-        shape[rows.axis] = -1
-        values += np.repeat(starts, rows.lengths).reshape(shape)
+        return ragged
 
-    def count(self, sample: Any, path: Path, item: int) -> int:
-        """How many things an item has that an index field counts: its rows, or the number that it holds."""
+
+def _counts(samples: Column, path: Path, axis: int) -> list[int]:
+    """How many things each sample has that an index field counts: the rows of a field, or the number that it holds."""
+    counts = []
+    for item, sample in enumerate(samples):
         value = sample
         try:
             for key in path:
                 node = node_of(type(value))
                 value = None if node is None else node.get(value, key)
             if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
-                return int(value)
-            shape = getattr(value, "shape", None)
-            return int(len(value) if shape is None else shape[self.axes.get(path, self.options.axis)])
+                counts.append(int(value))
+            else:
+                counts.append(int(value.shape[axis] if hasattr(value, "shape") else len(value)))
         except (AttributeError, LookupError, TypeError):
-            raise collate_error(
-                path,
-                (item,),
-                f"an index field counts it, so it must have rows or be an int, but item {item} is {value!r}",
-            ) from None
+            message = f"an index field counts it, so it must have rows or be an int, but item {item} is {value!r}"
+            raise collate_error(path, (item,), message) from None
+    return counts
+
+
+def _add_starts(values: Array, rows: Rows, counts: list[int], path: Path, counted: Path) -> None:
+    """Add to each item's indices, in place, the number of counted things in the items before it."""
+    total = sum(counts)
+    if rows.dtype.kind not in "iu" or total - 1 > np.iinfo(rows.dtype).max:
+        raise collate_error(
+            path,
+            (),
+            f"an index field that is shifted needs an integer dtype that holds {total - 1}, the last number of "
+            f"{path_text(counted)} in the batch, but it has {rows.dtype}; convert it to int64 in the dataset",
+        )
+    starts = offsets_of(counts)[:-1].astype(rows.dtype)
+    shape = [1] * values.ndim
+    shape[rows.axis] = -1
+    values += np.repeat(starts, rows.lengths).reshape(shape)
 
 
 def _find(sample: Any, name: Any) -> Path:
@@ -172,11 +177,8 @@ def _find(sample: Any, name: Any) -> Path:
     path = _search(sample, path_text(name) if isinstance(name, tuple) else str(name), ())
     if path is None:
         fields = ", ".join(path_text((key,)) for key in keys) or f"none: a sample is {type(sample).__name__}"
-        raise CollateError(
-            f"ragged_collate names the field {name!r}, which the samples do not have; their fields are {fields}",
-            str(name),
-            (0,),
-        )
+        message = f"ragged_collate names the field {name!r}, which the samples do not have; their fields are {fields}"
+        raise CollateError(message, str(name), (0,))
     return path
 
 

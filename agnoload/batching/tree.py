@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import getitem
 from typing import Any, NamedTuple
@@ -118,13 +118,14 @@ def register_node(kind: type, node: Node) -> None:
 
 def _find_node(kind: type) -> Node | None:
     moves_itself = hasattr(kind, "to") and hasattr(kind, "pin_memory")  # a batch of its own library, not just its items
-    if issubclass(kind, dict):
-        return Node(tuple, getitem, _rebuild_dict)
-    if issubclass(kind, Mapping):  # its own keys(): not every one of them iterates its keys
-        return None if moves_itself else Node(lambda node: tuple(node.keys()), getitem, _rebuild_mapping)
+    if issubclass(kind, Mapping):
+        if moves_itself and not issubclass(kind, dict):
+            return None
+        # Its own keys(): not every mapping iterates its keys.
+        return Node(lambda node: tuple(node.keys()), getitem, _rebuild_mapping)
     if issubclass(kind, tuple) and hasattr(kind, "_make") and hasattr(kind, "_fields"):
-        names = tuple(kind._fields)
-        return Node(lambda _: names, getattr, _make, fixed=True, columns=not moves_itself)
+        names, make = tuple(kind._fields), kind._make
+        return Node(lambda _: names, getattr, lambda _, children: make(children), fixed=True, columns=not moves_itself)
     if issubclass(kind, (list, tuple)):
         return Node(lambda node: range(len(node)), getitem, _rebuild_sequence)
     if dataclasses.is_dataclass(kind):
@@ -133,41 +134,24 @@ def _find_node(kind: type) -> Node | None:
     return None
 
 
-def _rebuild_dict(node: Any, children: list[Any]) -> Any:
+def _rebuild_mapping(node: Any, children: list[Any]) -> Any:
     kind = type(node)
-    items = zip(node, children, strict=True)
+    items = dict(zip(node.keys(), children, strict=True))
     if kind is dict or kind is OrderedDict:
         return kind(items)
-    if kind is defaultdict:
-        return defaultdict(node.default_factory, items)
-    try:
-        if getattr(node, "__dict__", None) is node:  # attributes and items are one: a copy would keep old attributes
-            return kind(items)
-        clone = copy.copy(node)
-        for key, child in items:
-            clone[key] = child
-    except Exception:  # a dict of the user's that cannot be built from its items: what it holds matters most
-        return dict(zip(node, children, strict=True))
-    return clone
-
-
-def _rebuild_mapping(node: Any, children: list[Any]) -> Any:
-    mapping = dict(zip(node.keys(), children, strict=True))
-    if all(child is node[key] for key, child in mapping.items()):
+    if not isinstance(node, dict) and all(child is node[key] for key, child in items.items()):
         return node
     try:
-        if not hasattr(node, "__copy__"):  # a plain copy would share what holds the items
-            return type(node)(mapping)
-        clone = copy.copy(node)  # as that of UserDict, with all its attributes
-        for key, child in mapping.items():
+        # A plain copy of what is no dict would share what holds the items, and one of a dict whose attributes are its
+        # items would keep the old attributes.
+        if not (isinstance(node, dict) or hasattr(kind, "__copy__")) or getattr(node, "__dict__", None) is node:
+            return kind(items)
+        clone = copy.copy(node)  # with its attributes
+        for key, child in items.items():
             clone[key] = child
-    except Exception:  # it cannot be made of its items
-        return mapping
+    except Exception:  # a mapping of the user's that cannot be built from its items: what it holds matters most
+        return items
     return clone
-
-
-def _make(node: Any, children: list[Any]) -> Any:
-    return type(node)._make(children)
 
 
 def _rebuild_sequence(node: Any, children: list[Any]) -> Any:

@@ -36,7 +36,7 @@ class Fetcher:
         self._policy = policy
         self._stream = stream
         own = setup.kind == "process"
-        self._tables = (registry_snapshot(), registry.plugin_table()) if own else None
+        self._tables = (registry_snapshot(), registry.loaded().table) if own else None
         """What user code has registered in the parent, for a process of its own."""
         self._copies: Copies | None = None
         self._prepare()
@@ -105,7 +105,7 @@ class Fetcher:
         if self._tables is not None:
             install_registry(self._tables[0])
             registry.install_table(self._tables[1])
-        registry.enter_worker()
+        registry.loaded().enter_worker()
         if isinstance(self._source, StreamSource):
             self._source.begin(self._info)
         if setup.init is not None:

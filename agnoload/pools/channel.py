@@ -133,94 +133,78 @@ def next_ticket(pipe: int) -> RequestTicket:
 
 
 class Channel:
-    """The parent's side of the pipes. `owned`: each worker has a pipe of its own."""
+    """The parent's side of the pipes. `owned`: each worker has a pipe of its own, else all share one."""
 
     def __init__(self, workers: int, owned: bool) -> None:
         self.replies = self.replies_end = -1
         self.room = 0
+        self.pipes: list[tuple[int, int]] = []
+        """Of each worker: where it reads its tickets, and where they are written."""
+        self.under_way = 0
+        """Tickets that were written, less those that a reply came for or that died with their worker."""
+        self.waiting: deque[tuple[int, RequestTicket]] = deque()
+        """Tickets, each with its worker, for which there is no room yet."""
         self._workers = workers
         self._owned = owned
-        self._pipes: list[tuple[int, int]] = []
-        self._under_way = 0
-        self._waiting: deque[tuple[int, RequestTicket]] = deque()
-        """Tickets, each with its worker, for which there is no room yet."""
 
     def open(self) -> None:
         """Make the pipes; `close` also after this has failed."""
         self.replies, self.replies_end = os.pipe()
         os.set_blocking(self.replies, False)
         for _ in range(self._workers if self._owned else 1):
-            self._pipes.append(os.pipe())
-        room = min(_tickets_in(self.replies, _REPLY.size), _tickets_in(self._pipes[0][0], _REQUEST.size))
-        self.room = max(
-            min(MAX_TICKETS, room - self._workers - 1), 1
-        )  # besides one to stop each worker, and one to wake us
+            self.pipes.append(os.pipe())
+        # The kernel never splits a ticket over two of a pipe's pages.
+        room = min(
+            fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ) // mmap.PAGESIZE * (mmap.PAGESIZE // ticket.size)
+            for pipe, ticket in ((self.replies, _REPLY), (self.pipes[0][0], _REQUEST))
+        )
+        # Besides these there must be room for one to stop each worker, and for one to wake us.
+        self.room = max(min(MAX_TICKETS, room - self._workers - 1), 1)
+        if not self._owned:
+            self.pipes *= self._workers
 
-    def requests_end(self, worker: int) -> int:
-        """Where a worker reads its tickets."""
-        return self._pipes[worker if self._owned else 0][0]
-
-    def send(self, ticket: RequestTicket, owner: int | None) -> None:
-        """Behind all others; it waits in this process where `room` tickets are under way."""
-        if self._waiting or self._under_way >= self.room:
-            self._waiting.append((owner or 0, ticket))
-            self.flush()
+    def send(self, tickets: list[tuple[int, RequestTicket]], first: bool = False) -> None:
+        """Behind all others, or before all that no worker has read yet; each with the worker whose pipe it goes to."""
+        if first:
+            self.take_back()
+            self.waiting.extendleft(reversed(tickets))
         else:
-            self._write(ticket, owner or 0)
-
-    def send_first(self, tickets: list[tuple[int, RequestTicket]]) -> None:
-        """Before all that no worker has read yet."""
-        self.take_back()
-        self._waiting.extendleft(reversed(tickets))
+            self.waiting.extend(tickets)
         self.flush()
 
     def flush(self) -> None:
         """Write the tickets that there is room for."""
-        while self._waiting and self._under_way < self.room:
-            owner, ticket = self._waiting.popleft()
-            self._write(ticket, owner)
+        while self.waiting and self.under_way < self.room:
+            worker, ticket = self.waiting.popleft()
+            self.under_way += 1
+            os.write(self.pipes[worker][1], ticket.packed())
 
-    def _write(self, ticket: RequestTicket, owner: int) -> None:
-        self._under_way += 1
-        os.write(self._pipes[owner if self._owned else 0][1], ticket.packed())
+    def take_back(self) -> set[int]:
+        """Tickets that no worker has read yet wait in this process again; gives the numbers of all that wait.
 
-    def release(self, tickets: int = 1) -> None:
-        """Replies have come for this number of tickets, or they died with their worker."""
-        self._under_way -= tickets
-
-    def take_back(self) -> None:
-        """Tickets that no worker has read yet wait in this process again; those in a worker's own pipe stay there."""
-        if self._owned or not self._pipes:
-            return
-        # Open file descriptions share O_NONBLOCK, and workers must block in this pipe: open it once more for ourselves.
-        fd = os.open(f"/proc/self/fd/{self._pipes[0][0]}", os.O_RDONLY | os.O_NONBLOCK)
-        unread: list[tuple[int, RequestTicket]] = []
-        try:
-            while data := os.read(fd, _REQUEST.size * _READ):
-                unread += [(0, RequestTicket._make(fields)) for fields in _REQUEST.iter_unpack(data)]
-        except BlockingIOError:
-            pass
-        finally:
-            os.close(fd)
-        self._under_way -= len(unread)
-        self._waiting.extendleft(reversed(unread))
-
-    def unsent(self) -> set[int]:
-        """The numbers of requests whose tickets wait in this process."""
-        return {ticket.number for _, ticket in self._waiting}
-
-    def drop_waiting(self) -> set[int]:
-        """Forget tickets that wait in this process; gives the numbers of their requests."""
-        numbers = self.unsent()
-        self._waiting.clear()
-        return numbers
+        Those in a worker's own pipe stay there.
+        """
+        if not self._owned and self.pipes:
+            # Open file descriptions share O_NONBLOCK, and workers must block in this pipe: open it for ourselves.
+            fd = os.open(f"/proc/self/fd/{self.pipes[0][0]}", os.O_RDONLY | os.O_NONBLOCK)
+            unread: list[tuple[int, RequestTicket]] = []
+            try:
+                while data := os.read(fd, _REQUEST.size * _READ):
+                    unread += [(0, RequestTicket._make(fields)) for fields in _REQUEST.iter_unpack(data)]
+            except BlockingIOError:
+                pass
+            finally:
+                os.close(fd)
+            self.under_way -= len(unread)
+            self.waiting.extendleft(reversed(unread))
+        return {ticket.number for _, ticket in self.waiting}
 
     def renew(self, worker: int) -> None:
         """Forget what lies unread in a dead worker's own pipe."""
         if self._owned:
-            for fd in self._pipes[worker]:
+            for fd in self.pipes[worker]:
                 os.close(fd)
-            self._pipes[worker] = os.pipe()
+            self.pipes[worker] = os.pipe()
 
     def receive(self) -> list[ReplyTicket]:
         """Replies that are there, without waiting."""
@@ -243,21 +227,11 @@ class Channel:
     def stop(self, worker: int) -> None:
         """Let a worker end once it is idle."""
         with contextlib.suppress(OSError):
-            os.write(self._pipes[worker if self._owned else 0][1], STOP.packed())
+            os.write(self.pipes[worker][1], STOP.packed())
 
     def close(self) -> None:
-        for fd in (self.replies, self.replies_end, *(fd for pipe in self._pipes for fd in pipe)):
-            if fd >= 0:
-                os.close(fd)
-        self._pipes.clear()
-        self._waiting.clear()
+        for fd in {self.replies, self.replies_end, *(fd for pipe in self.pipes for fd in pipe)} - {-1}:
+            os.close(fd)
+        self.pipes.clear()
+        self.waiting.clear()
         self.replies = self.replies_end = -1
-
-
-def _tickets_in(pipe: int, nbytes: int) -> int:
-    """How many tickets of a size a pipe holds: the kernel never splits one over two of the pipe's pages."""
-    try:
-        size = fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ)
-    except (AttributeError, OSError):
-        size = mmap.PAGESIZE
-    return size // mmap.PAGESIZE * (mmap.PAGESIZE // nbytes)

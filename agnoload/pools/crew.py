@@ -7,7 +7,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext, suppress
 from typing import Any
 
@@ -36,18 +36,19 @@ class Crew:
         self.kills_before = diagnose.oom_kills()
         self.processes: dict[int, Process] = {}
         self.preload = preload
+        """The modules that the workers import, and the fork server that has them loaded."""
         self.digest: Digest | None = None
         self.fetch: WorkerFetch | None = fetch
         """What forked workers inherit; None once no worker can be started any more."""
+        self.payload = -1
+        # Where the program handles SIGTERM, workers ignore it: it is sent to whole process groups.
+        self.end_signal = signal.SIGKILL if signal.SIGTERM in handled_signals() else signal.SIGTERM
         self._method = method_of(context)
         self._variables = variables
-        self.payload = -1
         self._classes: list[type] = []  # those that go by value live as long as instances may come back
         self._descriptors: list[int] = []  # of shared files in the dataset, which stay theirs
         self._server: ForkServer | None = None
         self._poll = select.poll()
-        # Where the program handles SIGTERM, workers ignore it: it is sent to whole process groups.
-        self._end_signal = signal.SIGKILL if signal.SIGTERM in handled_signals() else signal.SIGTERM
 
     def prepare(self, replies: int, reuse: bool) -> None:
         """Pack what workers need, once for all of them; `replies` is what `wait` watches besides the workers."""
@@ -67,21 +68,18 @@ class Crew:
                 self._server = self.preload.server()
         if reuse:
             with suppress(Exception) if self._method == "fork" else nullcontext():  # a fork may hold what cannot pickle
-                self.digest = self._digest_of(fetch)
+                self.digest = self.digest_of(fetch)
 
-    def runs(self, fetch: WorkerFetch) -> bool:
-        """Whether the workers were given what `fetch` would give them now."""
-        return self.digest is not None and self.digest == self._digest_of(fetch)
-
-    def _digest_of(self, fetch: WorkerFetch) -> Digest:
+    def digest_of(self, fetch: WorkerFetch) -> Digest:
+        """What workers that are started now would be given; equal to `digest` if these were given the same."""
         parts = fetch.parts()
         return digest((parent_environment(self._variables, parts)._replace(logs=None), fetch), parts)
 
     def start(self, start: Start) -> None:
         if self.preload is not None and not (self._server and self._server.running()):  # somebody has ended it
             self._server = self.preload.server()
-        with interrupts_held():
-            process = start_process(self._method, start, self._descriptors, self.fetch, self._server)
+        with interrupts_held() as blocked:
+            process = start_process(self._method, start, self._descriptors, self.fetch, self._server, blocked)
             self.processes[start.worker] = process
             self._poll.register(process.sentinel, select.POLLIN)
 
@@ -90,10 +88,6 @@ class Crew:
         milliseconds = None if seconds is None else math.ceil(min(seconds, LONGEST_WAIT) * 1000)
         return [fd for fd, _ in self._poll.poll(milliseconds)]
 
-    def ended(self, events: list[int]) -> list[int]:
-        """The workers among these descriptors that have ended; a sentinel also says that a pid is known."""
-        return [w for w, p in self.processes.items() if p.sentinel in events and p.exitcode() is not None]
-
     def remove(self, worker: int) -> Process:
         """Forget a worker that has ended."""
         process = self.processes.pop(worker)
@@ -101,22 +95,29 @@ class Crew:
         process.close()
         return process
 
-    def end_one(self, worker: int) -> None:
-        """End a worker that hangs, with a second for its own clean-up."""
-        _end([self.processes[worker]], ((self._end_signal, 1.0), (signal.SIGKILL, KILLED)))
+    def end(self, worker: int | None = None) -> None:
+        """Wait for all workers, which were asked to end, then end them by force; or end one that hangs.
 
-    def terminate(self, worker: int) -> None:
-        """Ask a worker in the middle of a sample to end."""
-        self.processes[worker].kill(self._end_signal)
-
-    def end(self) -> None:
-        """Wait for workers that were asked to end, then end them by force."""
-        steps = ((0, ASKED), (self._end_signal, TERMINATED), (signal.SIGKILL, KILLED))
-        _end(self.processes.values(), steps)
-
-    def kill(self) -> None:
-        for process in self.processes.values():
-            process.kill(signal.SIGKILL)
+        That one has a second for its own clean-up. For each step, those that still run get a signal (0: none), and then
+        some seconds.
+        """
+        if worker is None:
+            found = list(self.processes.values())
+            steps = [(0, ASKED), (self.end_signal, TERMINATED), (signal.SIGKILL, KILLED)]
+        else:
+            found, steps = [self.processes[worker]], [(self.end_signal, 1.0), (signal.SIGKILL, KILLED)]
+        running = {process.sentinel: process for process in found if process.exitcode() is None and process.started}
+        for number, seconds in steps:
+            for process in running.values():
+                if number:
+                    process.kill(number)
+            deadline = time.monotonic() + seconds
+            while running and (left := deadline - time.monotonic()) > 0:
+                poll = select.poll()
+                for fd in running:
+                    poll.register(fd, select.POLLIN)
+                for fd, _ in poll.poll(math.ceil(left * 1000)):
+                    running.pop(fd).exitcode()
 
     def close(self) -> None:
         """Let go of all workers, and of what they were given."""
@@ -127,19 +128,3 @@ class Crew:
             os.close(self.payload)
             self.payload = -1
         self.preload = self._server = self.fetch = None
-
-
-def _end(processes: Iterable[Process], steps: Iterable[tuple[int, float]]) -> None:
-    """For each step, send the signal (0: none) to those that still run, and wait for the seconds of the step."""
-    running = {process.sentinel: process for process in processes if process.exitcode() is None and process.started}
-    for number, seconds in steps:
-        for process in running.values():
-            if number:
-                process.kill(number)
-        deadline = time.monotonic() + seconds
-        while running and (left := deadline - time.monotonic()) > 0:
-            poll = select.poll()
-            for fd in running:
-                poll.register(fd, select.POLLIN)
-            for fd, _ in poll.poll(math.ceil(left * 1000)):
-                running.pop(fd).exitcode()

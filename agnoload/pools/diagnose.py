@@ -14,6 +14,7 @@ from agnoload.errors import AgnoloadError, WorkerDied, warn
 from agnoload.messages import Request, describe_request, plain_indices
 from agnoload.pools.launcher import UNKNOWN, Process
 from agnoload.pools.status import DUMP_SIGNAL, Stage, WorkerStatusBoard
+from agnoload.system import ROOT, control_groups
 
 SILENCE = 60.0
 """Seconds without a batch after which one warning says what the workers are doing."""
@@ -39,11 +40,17 @@ def death_report(
     """The error for a worker that has ended. `request`: what it was loading, and `deaths` how many workers died over
     it; `kills`: out-of-memory kills since the pool was made."""
     code = process.exitcode()
-    code = None if code == UNKNOWN else code
+    if code is None or code == UNKNOWN:
+        code, how = None, "ended (a signal handler or a thread of yours collected its exit code)"
+    elif code >= 0:
+        how = f"ended with exit code {code}"
+    else:
+        names = {number.value: number.name for number in signal.Signals}  # most real-time signals have none
+        how = f"was killed by {names.get(-code, f'signal {-code}')}"
     doing = f"while it loaded {describe_request(request)}" if request is not None else "while it was idle"
     if request is None and board.stage(worker) <= Stage.STARTING:
         doing = "before its first batch: while it read the dataset or in worker_init_fn"
-    text = f"{worker_name(worker, process)} {_how_it_ended(code)} {doing}"
+    text = f"{worker_name(worker, process)} {how} {doing}"
     if process.rss:
         text += f"; it had up to {process.rss / 2**20:,.0f} MiB of memory"
     if kills:
@@ -55,17 +62,6 @@ def death_report(
     if stack := board.stack(worker):
         error.add_note(f"the worker's Python stack when it died:\n{stack}")
     return error
-
-
-def _how_it_ended(code: int | None) -> str:
-    if code is None:
-        return "ended (a signal handler or a thread of yours collected its exit code)"
-    if code >= 0:
-        return f"ended with exit code {code}"
-    try:
-        return f"was killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"was killed by signal {-code}"
 
 
 def corruption_report(worker: int, process: Process | None) -> WorkerDied:
@@ -83,26 +79,15 @@ def worker_name(worker: int, process: Process) -> str:
     return f"worker {worker} (pid {process.pid})"
 
 
-def oom_kills() -> int:
+def oom_kills(root: Path = ROOT) -> int:
     """How many processes of this control group the kernel has killed for memory so far; 0 where it does not say."""
-    for path in _oom_files():
-        with contextlib.suppress(OSError, ValueError):
-            for line in path.read_text().splitlines():
-                if line.startswith("oom_kill "):
-                    return int(line.split()[1])
+    for folder in control_groups(root, "memory"):
+        for name in ("memory.events", "memory.oom_control"):
+            with contextlib.suppress(OSError, ValueError):
+                for line in (folder / name).read_text().splitlines():
+                    if line.startswith("oom_kill "):
+                        return int(line.split()[1])
     return 0
-
-
-def _oom_files() -> list[Path]:
-    files = []
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/cgroup").read_text().splitlines():
-            _, controllers, group = line.split(":", 2)
-            if controllers == "":
-                files.append(Path("/sys/fs/cgroup") / group.lstrip("/") / "memory.events")
-            elif "memory" in controllers.split(","):
-                files.append(Path("/sys/fs/cgroup/memory") / group.lstrip("/") / "memory.oom_control")
-    return files
 
 
 # ---------------------------------------------------------------------------------------------- long waits
@@ -127,20 +112,16 @@ def what_holds_up(
             return f"{what} waits for a free worker", None
     if board.stage(busy) == Stage.LAUNCHED:  # it does not handle our signal yet: that would end it
         return f"worker {busy} is busy with {what}: its process has not started yet", busy
-    stack = _ask_stack(busy, processes[busy], board)
-    return f"{worker_name(busy, processes[busy])} is busy with {what}; its stack:\n{stack}", busy
-
-
-def _ask_stack(worker: int, process: Process, board: WorkerStatusBoard) -> str:
-    before = board.stack(worker)
-    process.kill(DUMP_SIGNAL)
+    before, stack = board.stack(busy), "  (it did not answer)"
+    processes[busy].kill(DUMP_SIGNAL)
     deadline = time.monotonic() + 0.5
     while time.monotonic() < deadline:
         time.sleep(0.01)
-        if board.stack(worker) != before:
+        if board.stack(busy) != before:
             time.sleep(0.01)  # the fault handler writes line by line: let it end
-            return board.stack(worker)[len(before) :].strip()
-    return "  (it did not answer)"
+            stack = board.stack(busy)[len(before) :].strip()
+            break
+    return f"{worker_name(busy, processes[busy])} is busy with {what}; its stack:\n{stack}", busy
 
 
 # ---------------------------------------------------------------------------------------------- forks

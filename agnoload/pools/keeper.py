@@ -14,7 +14,7 @@ from agnoload.options import Options
 from agnoload.pools.inline import InlinePool
 from agnoload.pools.preload import Preload, release_server, start_server, use_server
 from agnoload.pools.processes import ProcessPool
-from agnoload.pools.threads import ThreadPool, WatchedPool
+from agnoload.pools.threads import ThreadPool
 from agnoload.pools.worker import WorkerFetch
 from agnoload.protocols import Pool
 
@@ -79,7 +79,8 @@ class PoolKeeper:
     """Opens the pools of a loader, and keeps one of worker processes between two iterators if workers are persistent.
 
     `ahead`: batches beyond the window whose slots are still in use while they are copied to a device. `listen` gets the
-    log records of workers, `say` gives a warning once.
+    log records of workers, `say` gives a warning once. If the fork server will be needed, it begins here: it imports
+    what the dataset needs while the program goes on.
     """
 
     def __init__(
@@ -99,27 +100,20 @@ class PoolKeeper:
         self._searched = False
         self.preload: Preload | None = None
         """What workers import; kept from epoch to epoch, so that the next server has it loaded."""
-
-    def prepare(self) -> None:
-        """Start the fork server if it will be needed: it imports what the dataset needs while the program goes on."""
-        options = self._options
         if options.worker_type == "process" and options.num_workers not in (0, "auto"):
             parts = {name: getattr(options, name) for name in ("dataset", "collate_fn", "worker_init_fn", "on_error")}
-            environment = registry.worker_environment()
-            self.preload = start_server(self, options.multiprocessing_context, environment, parts)
+            self.preload = start_server(self, options.multiprocessing_context, registry.worker_environment(), parts)
 
     def open(self, fetch: Any, workers: int) -> tuple[Pool, Release | None]:
         """A pool for one iterator, and what takes it back afterwards (None: the iterator closes it)."""
-        if not workers:
-            return InlinePool(fetch), None
-        if self._options.worker_type == "thread":
-            return WatchedPool(self.start(fetch, workers), self._say), None
+        if not workers or self._options.worker_type == "thread":
+            return self.start(fetch, workers, self._say), None
         release = self.kept.put if self._options.persistent_workers else None
         if (pool := self.kept.take()) is not None:
             if pool.reusable(fetch):
-                if pool.unseen is not None:
+                if pool.crew.digest and (path := pool.crew.digest.unseen):
                     self._say(
-                        f"the kept workers have a copy of {pool.unseen}, which is too large to compare in every epoch: "
+                        f"the kept workers have a copy of {path}, which is too large to compare in every epoch: "
                         "after a change within it that leaves its length as it is, call loader.close(), or assign a "
                         "new object, so that the workers are started again"
                     )
@@ -135,11 +129,16 @@ class PoolKeeper:
                 )
         return self.start(fetch, workers), release
 
-    def start(self, fetch: WorkerFetch, workers: int) -> Pool:
-        """New workers of the kind that was asked for."""
+    def start(self, fetch: WorkerFetch, workers: int, say: Callable[[str], None] | None = None) -> Pool:
+        """A new pool of the kind that was asked for: the one place that knows the kinds that there are.
+
+        With `say`, one of threads warns once of what threads share.
+        """
         options, window = self._options, window_of(self._options, workers)
+        if not workers:
+            return InlinePool(fetch)
         if options.worker_type == "thread":
-            return ThreadPool(fetch, workers=workers, window=window, owned=options.stream)
+            return ThreadPool(fetch, workers=workers, window=window, owned=options.stream, say=say)
         use_server(self)
         pool = ProcessPool(
             fetch,
@@ -155,7 +154,7 @@ class PoolKeeper:
             listen=self._listen,
             preload=self.preload,
         )
-        self.preload = pool.preload
+        self.preload = pool.crew.preload
         return pool
 
     def close(self) -> None:

@@ -30,8 +30,7 @@ from typing import Any
 from agnoload.errors import AgnoloadError, warn
 from agnoload.messages import Start
 from agnoload.pools.environment import GROUP_SIGNALS, THREADS, directory, search_path
-from agnoload.pools.worker import die_with, end_with, main
-from agnoload.system import resident
+from agnoload.pools.worker import die_with, main
 from agnoload.transport.memory import anonymous_file
 
 REPORT = struct.Struct("<2q")
@@ -67,15 +66,16 @@ class Process:
     """Why it has ended before it started."""
 
     rss: int | None = None
-    """Once it has ended: the most memory that it had resident, in bytes, where the system tells."""
+    """Once it has ended: the most memory that it had resident, in bytes, where the system counts that by itself."""
 
-    def __init__(self, pid: int) -> None:
-        self._pid = pid
-        self._exitcode: int | None = None
+    _pid = 0
+    _exitcode: int | None = None
 
     @property
     def pid(self) -> int:
-        """Waits until it is known."""
+        """Waits until it is known; 0 if there was none."""
+        while self.exitcode() is None and not self.started:
+            _readable(self.sentinel, None)
         return self._pid
 
     @property
@@ -97,37 +97,19 @@ class Process:
         raise NotImplementedError
 
 
-def start_process(
-    method: str, start: Start, extra: list[int], inherited: Any, server: ForkServer | None = None
-) -> Process:
-    """Start one worker.
-
-    `extra` are more descriptors for it; `inherited` is what it runs under fork, where nothing needs to be packed;
-    `server` forks it under forkserver.
-    """
-    if server is not None:
-        return server.start(start, extra)
-    return _Child.forked(start, extra, inherited) if method == "fork" else _Child.spawned(start, extra)
-
-
 @contextlib.contextmanager
-def interrupts_held() -> Iterator[None]:
-    """Around a start: the signals that end programs wait until the pool knows the process.
+def interrupts_held() -> Iterator[set[Any]]:
+    """Around a start: the signals that end programs wait until the pool knows the process. Gives what was blocked.
 
     A new process inherits the mask, and unblocks them when it is ready. If another thread takes the signal meanwhile,
     its handler runs here all the same, and may raise: then a process that the pool does not know yet is ended by the
     finalizer of its handle, or ends by itself at the end of its pool's pipes.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
-    _before.mask = before
     try:
-        yield
+        yield before
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-_before = threading.local()
-"""What a thread in `interrupts_held` had blocked already: a fork of it has that blocked, too."""
 
 
 @contextlib.contextmanager
@@ -167,52 +149,72 @@ def _python(function: str, arguments: tuple[Any, ...], fds: Iterable[int]) -> su
         )
 
 
+def _readable(fd: int, milliseconds: int | None = 0) -> bool:
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(milliseconds))
+
+
 # ---------------------------------------------------------------------------------------------- spawn, fork
 
 
-class _Child(Process):
-    """A worker that is a child of this process; `handle` is its object in `subprocess` or `multiprocess`."""
+def start_process(
+    method: str, start: Start, extra: list[int], inherited: Any, server: ForkServer | None, blocked: set[Any]
+) -> Process:
+    """Start one worker, under `interrupts_held`; `extra` are more descriptors for it.
 
-    def __init__(self, handle: Any, counted: int, alive: int) -> None:
-        super().__init__(handle.pid)
+    Under forkserver `server` forks it. Under fork it runs `inherited`, since nothing needs to be packed there, and has
+    the same signals `blocked` as this thread had.
+    """
+    if server is not None:
+        return server.start(start, extra)
+    lasts = threading.get_native_id() == start.parent  # the first thread of a process ends with it
+    if method == "spawn":
+        return _Child(_python("work", (tuple(start), extra, lasts), [*start[3:], *extra]), counted=False)
+    try:
+        import multiprocess.process
+    except FileNotFoundError as error:  # at its import it looks for a place for temporary files
+        raise AgnoloadError(
+            "multiprocessing_context='fork' needs a directory for temporary files: set TMPDIR to one that can be "
+            f"written to, or use the default (forkserver). {error}"
+        ) from error
+    process = multiprocess.get_context("fork").Process(
+        target=_run_fork, args=(start, extra, lasts, inherited, blocked), name="agnoload-worker"
+    )
+    process.start()
+    # multiprocess would wait for it at exit before we get to end it; we own its end.
+    multiprocess.process._children.discard(process)
+    return _Child(process._popen, counted=True)
+
+
+def _run_fork(start: Start, extra: list[int], lasts: bool, inherited: Any, blocked: set[Any]) -> None:
+    die_with(start.parent, lasts)
+    os.environ.update(THREADS)
+    # A fork holds the pool's ends of the pipe, too; without them it sees the end of its pool.
+    pipe = os.readlink(f"/proc/self/fd/{start.requests}")
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        with contextlib.suppress(OSError):  # the descriptor of the listing itself
+            if fd != start.requests and os.readlink(f"/proc/self/fd/{fd}") == pipe:
+                os.close(fd)
+    signal.pthread_sigmask(signal.SIG_SETMASK, {*blocked, signal.SIGINT})  # that one `main` unblocks
+    main(start, extra, inherited)
+
+
+class _Child(Process):
+    """A worker that is a child of this process; `handle` is its object in `subprocess` or `multiprocess`.
+
+    `counted`: whether the memory that the system counts for it is its own. A process that is spawned has its parent's
+    counted until it loads its own program.
+    """
+
+    def __init__(self, handle: Any, counted: bool) -> None:
+        self._pid = handle.pid
         self._handle = handle
-        handle.returncode = UNKNOWN  # its library need not look after it: we collect it
         self._counted = counted
-        try:  # the read end of a pipe is the second choice: processes that the worker has forked hold it open
-            self.sentinel = os.pidfd_open(self._pid)
-        except (AttributeError, OSError):
-            self.sentinel = os.dup(alive)
+        self.sentinel = os.pidfd_open(self._pid)  # no pipe: what the worker forks would hold that open after its death
+        handle.returncode = UNKNOWN  # its library need not look after it: we collect it
         self._lost = weakref.finalize(self, _end_lost, os.getpid(), self._pid, self.sentinel)
         self._lost.atexit = False  # then its pool ends it
-
-    @classmethod
-    def spawned(cls, start: Start, extra: list[int]) -> _Child:
-        lasts = threading.get_native_id() == start.parent  # the first thread of a process ends with it
-        counted = resident()  # the system counts the parent's memory for a process until it loads its own program
-        alive_r, alive_w = os.pipe()
-        try:
-            process = _python("work", (tuple(start), extra, lasts), [*start[3:], *extra, alive_w])
-            return cls(process, counted, alive_r)
-        finally:
-            os.close(alive_r)
-            os.close(alive_w)
-
-    @classmethod
-    def forked(cls, start: Start, extra: list[int], inherited: Any) -> _Child:
-        try:
-            import multiprocess.process
-        except FileNotFoundError as error:  # at its import it looks for a place for temporary files
-            raise AgnoloadError(
-                "multiprocessing_context='fork' needs a directory for temporary files: set TMPDIR to one that can be "
-                f"written to, or use the default (forkserver). {error}"
-            ) from error
-        lasts = threading.get_native_id() == start.parent
-        arguments = (start, extra, lasts, inherited)
-        process = multiprocess.get_context("fork").Process(target=_run_fork, args=arguments, name="agnoload-worker")
-        process.start()
-        # multiprocess would wait for it at exit before we get to end it; we own its end.
-        multiprocess.process._children.discard(process)
-        return cls(process._popen, 0, process.sentinel)
 
     def exitcode(self) -> int | None:
         if self._exitcode is None and _readable(self.sentinel):
@@ -222,8 +224,7 @@ class _Child(Process):
                 self._exitcode = UNKNOWN
             else:
                 self._exitcode = os.waitstatus_to_exitcode(status)
-                rss = usage.ru_maxrss * 1024
-                self.rss = rss if rss > self._counted * 1.01 else None
+                self.rss = usage.ru_maxrss * 1024 if self._counted else None
         return self._exitcode
 
     def close(self) -> None:
@@ -235,23 +236,10 @@ class _Child(Process):
 def _end_lost(owner: int, pid: int, sentinel: int) -> None:
     """A handler has raised before the pool knew this process."""
     os.close(sentinel)
-    if os.getpid() == owner:
+    if os.getpid() == owner:  # not in a fork of it: the child is not the fork's
         with contextlib.suppress(ProcessLookupError, ChildProcessError):
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-
-
-def _run_fork(start: Start, extra: list[int], lasts: bool, inherited: Any) -> None:
-    (die_with if lasts else end_with)(start.parent)
-    os.environ.update(THREADS)
-    # A fork holds the pool's ends of the pipe, too; without them it sees the end of its pool.
-    pipe = os.readlink(f"/proc/self/fd/{start.requests}")
-    for fd in map(int, os.listdir("/proc/self/fd")):
-        with contextlib.suppress(OSError):  # the descriptor of the listing itself
-            if fd != start.requests and os.readlink(f"/proc/self/fd/{fd}") == pipe:
-                os.close(fd)
-    signal.pthread_sigmask(signal.SIG_SETMASK, {*_before.mask, signal.SIGINT})  # that one `main` unblocks
-    main(start, extra, inherited)
 
 
 # ---------------------------------------------------------------------------------------------- the fork server
@@ -264,16 +252,9 @@ class _Served(Process):
     """
 
     def __init__(self, status: int) -> None:
-        super().__init__(0)
         self.sentinel = status
         self._close = weakref.finalize(self, os.close, status)
         self._close.atexit = False
-
-    @property
-    def pid(self) -> int:
-        while self.exitcode() is None and not self._pid:
-            _readable(self.sentinel, None)
-        return self._pid
 
     def exitcode(self) -> int | None:
         while self._exitcode is None and _readable(self.sentinel):
@@ -289,8 +270,8 @@ class _Served(Process):
             elif data:
                 self._exitcode = os.waitstatus_to_exitcode(what)
                 self.rss = more * 1024
-            else:  # the server is gone, and the kernel has killed its workers
-                with contextlib.suppress(AttributeError, OSError):
+            else:  # the server is gone, and the kernel kills its workers
+                with contextlib.suppress(ProcessLookupError):
                     fd = os.pidfd_open(self._pid)
                     _readable(fd, 1000)
                     os.close(fd)
@@ -299,12 +280,6 @@ class _Served(Process):
 
     def close(self) -> None:
         self._close()
-
-
-def _readable(fd: int, milliseconds: int | None = 0) -> bool:
-    poll = select.poll()
-    poll.register(fd, select.POLLIN)
-    return bool(poll.poll(milliseconds))
 
 
 class ForkServer:
@@ -334,7 +309,7 @@ class ForkServer:
             raise
         self.stop = weakref.finalize(self, _stop_server, self._socket, self._process)
         """End the server, and with it every process that it has forked; also at this process's exit."""
-        _servers.add(self)
+        servers.add(self)
 
     def start(self, start: Start, extra: list[int]) -> Process:
         """Have a worker forked."""
@@ -347,8 +322,9 @@ class ForkServer:
         try:
             message = struct.pack("<3q", *numbers)
             with self._lock, open(os.devnull, "wb") as nowhere:
-                shown = numbers[0] != TEMPLATE
-                out, err = (n if shown and _is_open(n) else nowhere.fileno() for n in (1, 2))
+                # A worker writes where the program writes now; the server began with what it had then.
+                kept = [n for n in (1, 2) if numbers[0] != TEMPLATE and os.path.exists(f"/proc/self/fd/{n}")]
+                out, err = (n if n in kept else nowhere.fileno() for n in (1, 2))
                 socket.send_fds(self._socket, [message], [status_w, out, err, *fds])
         except BaseException:
             served.close()  # the server kills a process that nobody waits for
@@ -392,29 +368,11 @@ def _stop_server(connection: socket.socket, process: Any) -> None:
     if isinstance(process, subprocess.Popen):
         process.kill()  # it has nothing to put in order, and may have been stopped
         process.wait()
-        return
-    process.kill(signal.SIGKILL)
-    _readable(process.sentinel, 500)  # until it has been collected
-    process.close()
+    else:
+        process.kill(signal.SIGKILL)
+        _readable(process.sentinel, 500)  # until it has been collected
+        process.close()
 
 
-def _is_open(fd: int) -> bool:
-    try:
-        os.fstat(fd)
-    except OSError:
-        return False
-    return True
-
-
-_servers: weakref.WeakSet[ForkServer] = weakref.WeakSet()
-
-
-def _forget() -> None:
-    """A forked child has no server."""
-    for server in list(_servers):
-        server.forget()
-    _servers.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget)
+servers: weakref.WeakSet[ForkServer] = weakref.WeakSet()
+"""All that this process has; one that is forked from it has none."""

@@ -21,7 +21,7 @@ from agnoload.backend import registry
 from agnoload.inspect import modules_of
 from agnoload.pools import worker
 from agnoload.pools.environment import ImportEnvironment, import_environment
-from agnoload.pools.launcher import ForkServer, interrupts_held, standard_streams
+from agnoload.pools.launcher import ForkServer, interrupts_held, servers, standard_streams
 from agnoload.system import method_of
 from agnoload.transport import spawning
 from agnoload.transport.payload import is_importable
@@ -39,7 +39,7 @@ class Preload:
     def __init__(self, around: ImportEnvironment, where: bytes) -> None:
         self.where = where
         self._around = around
-        self._backends = [(plugin.framework, plugin.target.partition(":")[0]) for plugin in registry.plugin_table()]
+        self._backends = [(plugin.framework, plugin.module) for plugin in registry.loaded().table]
         self._wanted: dict[str, None] = {}
         self._tried: dict[str, None] = {}
         self._server: ForkServer | None = None
@@ -65,13 +65,9 @@ class Preload:
                 self._server, self._tried, self._coming, self._waiting = base, {}, None, []
             self._waiting.append([n for n in self._wanted if n not in self._tried and _top(n) not in _OURS])
             self._tried.update(self._wanted)
-            self._go_on()
-
-    def _go_on(self) -> None:
-        assert self._server is not None
-        while self._coming is None and self._waiting:
-            if names := [name for name in self._waiting.pop() if _top(name) not in _apart]:
-                self._coming = ForkServer(self._server, (self._around, names, self._backends)), names
+            while self._coming is None and self._waiting:
+                if names := [name for name in self._waiting.pop() if _top(name) not in _apart]:
+                    self._coming = ForkServer(self._server, (self._around, names, self._backends)), names
 
     def server(self) -> ForkServer:
         """What forks the workers, with everything imported that they may share; the base if that is nothing."""
@@ -91,7 +87,7 @@ class Preload:
                         _apart.update([_top(culprit)] if culprit else map(_top, names))
                         place = names.index(culprit) if culprit in names else 0
                         self._waiting += [names[place:], names[:place]]
-                    self._go_on()
+                    self.begin()
             return self._server
 
 
@@ -156,15 +152,10 @@ def start_server(user: Any, context: Any, environment: Mapping[str, str], parts:
             names = modules_of(parts, lambda name: is_importable(name, path))
             found = preload(around, names)
             found.begin()
-        weakref.finalize(user, _end_unused)
+        weakref.finalize(user, _end_server, unused=True)
         use_server(user)
         return found
     return None
-
-
-def _end_unused() -> None:
-    if _current is not None and not _current.used:
-        _end_server()
 
 
 def release_server(user: Any) -> None:
@@ -174,16 +165,17 @@ def release_server(user: Any) -> None:
         _end_server()
 
 
-def _end_server() -> None:
+def _end_server(unused: bool = False) -> None:
+    """End it if it has no user; with `unused` only if it has not forked a worker, either."""
     global _current
     with _guard:
-        if not _users and _current is not None:
+        if not _users and _current is not None and not (unused and _current.used):
             _current.stop()
             _current = None
 
 
 class _Keeper:
-    """Who uses the fork server for no loader's sake."""
+    """Uses the fork server for no loader's sake."""
 
 
 @contextlib.contextmanager
@@ -200,10 +192,12 @@ def kept_server() -> Iterator[None]:
 def _forget() -> None:
     """A forked child has no server, no users and nobody who holds a lock."""
     global _current, _users, _guard, _warming
+    for server in list(servers):
+        server.forget()
+    servers.clear()
     _guard, _warming, _users = threading.RLock(), threading.RLock(), weakref.WeakSet()
     _preloads.clear()
     _current = None
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=_forget)

@@ -7,11 +7,13 @@ thread and leaves the rest to it.
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from agnoload.errors import CALLED, AgnoloadError, LoaderClosed, WorkerTimeout, add_note, warn
@@ -26,7 +28,6 @@ from agnoload.pools.channel import (
     STARTUP,
     Channel,
     ReplyTicket,
-    RequestTicket,
     write_request,
 )
 from agnoload.pools.crew import Crew
@@ -41,16 +42,14 @@ from agnoload.transport.remote_errors import restore
 from agnoload.transport.wire import decode
 
 
+@dataclass(slots=True, eq=False)
 class InFlight:
     """A request under way: its slot, how many workers died over it, and whether anybody still wants the reply."""
 
-    __slots__ = ("abandoned", "deaths", "request", "slot")
-
-    def __init__(self, request: Request, slot: Slot) -> None:
-        self.request = request
-        self.slot = slot
-        self.deaths = 0
-        self.abandoned = False
+    request: Request
+    slot: Slot
+    deaths: int = 0
+    abandoned: bool = False
 
 
 class ProcessPool:
@@ -73,7 +72,11 @@ class ProcessPool:
         preload: Preload | None = None,
     ) -> None:
         check_reading()
-        for needed, there in (("/proc", os.path.isdir("/proc/self/fd")), ("memfd", hasattr(os, "memfd_create"))):
+        for needed, there in (
+            ("/proc", os.path.isdir("/proc/self/fd")),
+            ("memfd", hasattr(os, "memfd_create")),
+            ("pidfd", hasattr(os, "pidfd_open")),
+        ):
             if not there:
                 raise AgnoloadError(
                     f"worker processes need {needed}, which this system lacks: use worker_type='thread' or "
@@ -89,62 +92,73 @@ class ProcessPool:
         self._fatal: BaseException | None = None
         self._warned = self._closed = False
         self._inside = threading.RLock()
-        self._crew = Crew(fetch, context, environment or {}, preload)
+        self.crew = Crew(fetch, context, environment or {}, preload)
         self._channel = Channel(workers, owned)
         with standard_streams():
             self.arena = Arena(1 + workers, window + workers + 1, attach, fence)
             try:
                 self._board = WorkerStatusBoard(self.arena.fd, workers)
                 self._channel.open()
-                self._crew.prepare(self._channel.replies, reuse)
+                self.crew.prepare(self._channel.replies, reuse)
                 for worker in range(workers):
                     self._start(worker)
-                for process in self._crew.processes.values():
+                for process in self.crew.processes.values():
                     if not process.pid and process.failed is not None:
                         raise process.failed
             except BaseException:
                 self.close()
                 raise
         if not restarts:
-            self._crew.fetch = None  # a kept pool would keep the dataset, and all that the dataset refers to
+            self.crew.fetch = None  # a kept pool would keep the dataset, and all that the dataset refers to
 
     # ------------------------------------------------------------------------------------------------ the protocol
 
     def submit(self, request: Request) -> None:
-        self._enter()
-        try:
+        with self:
             slot = self.arena.acquire()
             self.arena.trim()
             try:
-                ticket = self._write(request, slot)
+                ticket = write_request(request, slot, self.crew.payload >= 0)
             except BaseException:
                 self.arena.give_back(slot.number)
                 raise
             self._in_flight[request.number] = InFlight(request, slot)
-            self._channel.send(ticket, request.owner)
-        finally:
-            self._leave()
+            self._channel.send([(request.owner or 0, ticket)])
 
     def receive(self, timeout: float | None = None) -> Reply:
         """The next reply, in the order in which they come; `WorkerTimeout` after `timeout` seconds without one."""
         self.waiting = False
-        self._enter()
-        try:
+        with self:
             began = time.monotonic()
             while not self._ready:
-                self._wait_on(timeout, time.monotonic() - began)
+                if self._fatal is not None:
+                    raise self._fatal
+                if all(flight.abandoned for flight in self._in_flight.values()):
+                    raise AgnoloadError("receive() was called while no request was under way")
+                waited = time.monotonic() - began
+                late = timeout is not None and waited >= timeout
+                if late or (not self._warned and waited >= diagnose.SILENCE):
+                    requests = {number: flight.request for number, flight in self._in_flight.items()}
+                    oldest = min(number for number, flight in self._in_flight.items() if not flight.abandoned)
+                    text, worker = what_holds_up(oldest, requests, self._board, self.crew.processes)
+                    if late:
+                        if worker is not None:
+                            self.crew.end(worker)
+                        raise WorkerTimeout(f"no batch came within {waited:.1f} s: {text}")
+                    self._warned = True
+                    warn(f"no batch for {waited:.0f} s: {text}")
+                silence = None if self._warned else diagnose.SILENCE
+                limits = [limit - waited for limit in (timeout, silence) if limit is not None]
+                self._wait(max(min(limits), 0.0) if limits else None)
+                if self._closed:
+                    raise LoaderClosed("the loader was closed while it waited for a batch")
             return self._ready.popleft()
-        finally:
-            self._leave()
 
     def ready(self) -> bool:
-        self._enter()
-        try:
+        with self:
             if not self._ready:
                 self._take_replies()
             return bool(self._ready)
-        finally:
-            self._leave()
 
     def close(self) -> None:
         """End all workers, whatever they do, within a second, and close every descriptor.
@@ -163,14 +177,15 @@ class ProcessPool:
 
     # ------------------------------------------------------------------------------------------------ one at a time
 
-    def _enter(self) -> None:
-        check_process(self._crew.owner)
+    def __enter__(self) -> None:
+        """Each method works on the pool within `with self`: one thread at a time."""
+        check_process(self.crew.owner)
         self._inside.acquire()
         if self._closed:
-            self._leave()
+            self.__exit__()
             raise LoaderClosed("the loader was closed before the end of its data")
 
-    def _leave(self) -> None:
+    def __exit__(self, *_: object) -> None:
         self._inside.release()
         # Somebody closed it meanwhile and left the end to us, unless we are a signal handler within another call.
         if self._closed and not self._inside._is_owned():  # type: ignore[attr-defined]
@@ -179,16 +194,17 @@ class ProcessPool:
     def _end(self) -> None:
         """Idle workers end by themselves; the others get signals. A second call finds nothing to do."""
         with self._inside:
-            crew, channel = self._crew, self._channel
+            crew, channel = self.crew, self._channel
             try:
                 channel.take_back()  # nobody starts to load what nobody wants
-                for worker in crew.processes:
+                for worker, process in crew.processes.items():
                     if self._board.stage(worker) != Stage.IDLE:
-                        crew.terminate(worker)
+                        process.kill(crew.end_signal)
                     channel.stop(worker)
                 crew.end()
             except BaseException:  # Ctrl-C, a second time: wait no more
-                crew.kill()
+                for process in crew.processes.values():
+                    process.kill(signal.SIGKILL)
                 raise
             finally:
                 self._let_go()
@@ -196,104 +212,59 @@ class ProcessPool:
     def _let_go(self) -> None:
         self._channel.close()
         self._in_flight.clear()
-        self._crew.close()
+        self.crew.close()
         self.arena.close()
 
     # ------------------------------------------------------------------------------------------------ for the loader
 
     def pids(self) -> dict[int, int]:
         """The process of each living worker."""
-        return {worker: process.pid for worker, process in self._crew.processes.items()}
+        return {worker: process.pid for worker, process in self.crew.processes.items()}
 
     @property
     def is_ours(self) -> bool:
         """Whether this process made it, not one that this process is a fork of."""
-        return os.getpid() == self._crew.owner
+        return os.getpid() == self.crew.owner
 
     @property
     def whole(self) -> bool:
         """Whether all workers live and work, as far as the pool knows."""
-        return self._fatal is None and len(self._crew.processes) == self._workers
-
-    @property
-    def preload(self) -> Preload | None:
-        """What the fork server has loaded for such workers."""
-        return self._crew.preload
-
-    @property
-    def unseen(self) -> str | None:
-        """The path to a container within which `reusable` may overlook a change."""
-        return self._crew.digest and self._crew.digest.unseen
+        return self._fatal is None and len(self.crew.processes) == self._workers
 
     def reusable(self, fetch: WorkerFetch) -> bool:
         """Whether the workers live, and what they were given is what `fetch` would give them now."""
-        self._enter()
-        try:
+        with self:
             self._wait(0)
-        finally:
-            self._leave()
-        return self.whole and self._crew.runs(fetch)
+        given = self.crew.digest
+        return self.whole and given is not None and given == self.crew.digest_of(fetch)
 
     def abandon(self) -> None:
         """Nobody wants what is under way any more; workers finish what they have started, then take what comes next."""
-        self._enter()
-        try:
-            self._channel.take_back()
-            for number in self._channel.drop_waiting():
+        with self:
+            for number in self._channel.take_back():
                 self.arena.give_back(self._in_flight.pop(number).slot.number)
+            self._channel.waiting.clear()
             for flight in self._in_flight.values():
                 flight.abandoned = True
             self._ready.clear()
-        finally:
-            self._leave()
-
-    # ------------------------------------------------------------------------------------------------ sending
-
-    def _write(self, request: Request, slot: Slot) -> RequestTicket:
-        return write_request(request, slot, scripts=self._crew.payload >= 0)
-
-    def _start(self, worker: int) -> None:
-        self._board.clear(worker)
-        channel = self._channel
-        start = Start(
-            worker, self._workers, self._crew.owner, self._crew.payload, self.arena.fd, channel.requests_end(worker),
-            channel.replies_end,
-        )  # fmt: skip
-        self._crew.start(start)
 
     # ------------------------------------------------------------------------------------------------ receiving
 
-    def _wait_on(self, timeout: float | None, waited: float) -> None:
-        """One step of waiting for a reply that is not there yet."""
-        if self._fatal is not None:
-            raise self._fatal
-        if all(flight.abandoned for flight in self._in_flight.values()):
-            raise AgnoloadError("receive() was called while no request was under way")
-        silence = None if self._warned else diagnose.SILENCE
-        if timeout is not None and waited >= timeout:
-            text, worker = self._what_holds_up()
-            if worker is not None:
-                self._crew.end_one(worker)
-            raise WorkerTimeout(f"no batch came within {waited:.1f} s: {text}")
-        if silence is not None and waited >= silence:
-            self._warned, silence = True, None
-            warn(f"no batch for {waited:.0f} s: {self._what_holds_up()[0]}")
-        limits = [limit - waited for limit in (timeout, silence) if limit is not None]
-        self._wait(max(min(limits), 0.0) if limits else None)
-        if self._closed:
-            raise LoaderClosed("the loader was closed while it waited for a batch")
-
-    def _what_holds_up(self) -> tuple[str, int | None]:
-        oldest = min(number for number, flight in self._in_flight.items() if not flight.abandoned)
-        requests = {number: flight.request for number, flight in self._in_flight.items()}
-        return what_holds_up(oldest, requests, self._board, self._crew.processes)
+    def _start(self, worker: int) -> None:
+        self._board.clear(worker)
+        channel, crew = self._channel, self.crew
+        fds = (crew.payload, self.arena.fd, channel.pipes[worker][0], channel.replies_end)
+        crew.start(Start(worker, self._workers, crew.owner, *fds))
 
     def _wait(self, seconds: float | None) -> None:
         """Wait for a reply or a death, and handle all that is there; finished batches come before a death."""
         self.waiting = True
-        events = self._crew.wait(seconds)
+        events = self.crew.wait(seconds)
         self.waiting = False
-        dead = self._crew.ended(events) if events != [self._channel.replies] else []
+        dead = []
+        if events != [self._channel.replies]:  # a sentinel says that a worker has ended, or that its pid is known
+            crew = self.crew.processes.items()
+            dead = [worker for worker, each in crew if each.sentinel in events and each.exitcode() is not None]
         self._take_replies()  # after the look at who is dead: so all replies of the dead are there
         for worker in dead:
             if not self._closed:
@@ -302,25 +273,31 @@ class ProcessPool:
             self._channel.flush()
 
     def _take_replies(self) -> None:
-        if self._closed:
-            return
-        for ticket in self._channel.receive():
-            self._take(ticket)
+        if not self._closed:
+            for ticket in self._channel.receive():
+                self._take(ticket)
 
     def _take(self, ticket: ReplyTicket) -> None:
         arena, worker, kind = self.arena, ticket.worker, ticket.kind
         in_range = 0 <= worker < self._workers and arena.has(ticket.slot)
         if not (in_range and 0 <= ticket.offset <= ticket.offset + ticket.nbytes <= ticket.end <= STRIDE):
             if not self._closed:  # `close` wakes us with such a ticket
-                self._fatal = self._fatal or corruption_report(worker, self._crew.processes.get(worker))
+                self._fatal = self._fatal or corruption_report(worker, self.crew.processes.get(worker))
             return
         slot, flight = arena[ticket.slot], self._in_flight.get(ticket.number)
         if kind & STARTUP:
-            self._start_failed(ticket, slot)
+            # It could not read the dataset, or `worker_init_fn` has raised: nobody waits for the others.
+            described, around = decode(ticket.place, slot, None)
+            if self._fatal is None:
+                name = worker_name(worker, self.crew.processes[worker])
+                self._fatal = restore(described, f"in {name}, before its first batch")
+                if self._listen is not None:
+                    with suppress(*CALLED):  # a handler of the user's must not come in the way of the error
+                        self._listen(around.log_records)
             return
         if flight is None or flight.slot is not slot:
             return  # of a worker that was frozen: its request was taken for lost, and another one has answered
-        self._channel.release()
+        self._channel.under_way -= 1
         del self._in_flight[ticket.number]
         if flight.abandoned:
             arena.give_back(ticket.slot)
@@ -338,42 +315,30 @@ class ProcessPool:
         else:
             batch, extras = value if kind & (ERROR | EXTRAS) else (value, NO_EXTRAS)
             if kind & ERROR:
-                error, batch = restore(batch, f"in {self._name(worker)}"), None
+                error = restore(batch, f"in {worker_name(worker, self.crew.processes[worker])}")
+                batch = None
         finally:
             if copy or not ticket.arrays:
                 arena.give_back(ticket.slot)
-        if extras.imported and self.preload is not None:
-            self.preload.learn(extras.imported)
+        if extras.imported and self.crew.preload is not None:
+            self.crew.preload.learn(extras.imported)
         times = ticket[9:]
         self._ready.append(
             Reply(ticket.number, worker, batch, error, ticket.samples, last, *extras[:4], *times, ticket.end)
         )
 
-    def _name(self, worker: int) -> str:
-        return worker_name(worker, self._crew.processes[worker])
-
-    def _start_failed(self, ticket: ReplyTicket, slot: Slot) -> None:
-        """A worker could not read the dataset, or its `worker_init_fn` has raised: nobody waits for the others."""
-        described, extras = decode(ticket.place, slot, None)
-        if self._fatal is not None:
-            return
-        self._fatal = restore(described, f"in {self._name(ticket.worker)}, before its first batch")
-        if self._listen is not None:
-            with suppress(*CALLED):  # a handler of the user's must not come in the way of the error
-                self._listen(extras.log_records)
-
     # ------------------------------------------------------------------------------------------------ deaths
 
     def _died(self, worker: int) -> None:
         """A worker has ended: load what it had in work again, or answer it with `WorkerDied`."""
-        process = self._crew.remove(worker)
+        process = self.crew.remove(worker)
         self._fatal = self._fatal or process.failed
         if self._fatal is not None:
             return
         claimed = self._board.claimed(worker)
         lost = self._lost(worker, claimed)
         culprit = next((flight for flight in lost if flight.request.number == claimed), None)
-        self._channel.release(len(lost))
+        self._channel.under_way -= len(lost)
         for flight in lost:
             if flight.abandoned:
                 self.arena.give_back(self._in_flight.pop(flight.request.number).slot.number)
@@ -385,38 +350,39 @@ class ProcessPool:
             with standard_streams():
                 self._channel.renew(worker)
                 self._start(worker)
-            tickets = [(f.request.owner or 0, self._write(f.request, f.slot)) for f in wanted]
-            self._channel.send_first(tickets)
+            scripts = self.crew.payload >= 0
+            tickets = [(f.request.owner or 0, write_request(f.request, f.slot, scripts)) for f in wanted]
+            self._channel.send(tickets, first=True)
             return
         blamed = culprit or (lost[0] if lost else None)
         request, deaths = (blamed.request, blamed.deaths) if blamed is not None else (None, 0)
-        kills = diagnose.oom_kills() - self._crew.kills_before
+        kills = diagnose.oom_kills() - self.crew.kills_before
         error = death_report(worker, process, self._board, request, deaths, kills)
         for flight in wanted:
             del self._in_flight[flight.request.number]
             self._ready.append(Reply(flight.request.number, worker, error=error, end=True))
-        if not wanted or not self._crew.processes or self._owned:
+        if not wanted or not self.crew.processes or self._owned:
             self._fatal = error
 
     def _lost(self, worker: int, claimed: int | None) -> list[InFlight]:
         """The requests that died with a worker, in their order."""
-        in_flight, channel, claimed_by = self._in_flight, self._channel, self._board.claimed
+        in_flight, claimed_by = self._in_flight, self._board.claimed
         if self._owned:
-            unsent = channel.unsent()
+            unsent = self._channel.take_back()
             return [f for n, f in sorted(in_flight.items()) if f.request.owner == worker and n not in unsent]
         if claimed in in_flight:
             flight = in_flight[claimed]
-            if any(claimed_by(other) == claimed for other in self._crew.processes):
+            if any(claimed_by(other) == claimed for other in self.crew.processes):
                 # The other one was frozen when this was taken for lost: it may still write into the old slot.
                 flight.slot = self.arena.acquire()
             return [flight]
         # It may have died between reading a ticket and claiming it. Take back what nobody has read, and give the living
         # time to claim what they have read; what nobody claims then was lost. It gets another slot, in case the system
         # has only frozen a worker that read it: that one may still write into the old slot, which nobody uses again.
-        channel.take_back()
+        unsent = self._channel.take_back()
         deadline = time.monotonic() + 0.5
         while True:
-            held = {claimed_by(other) for other in self._crew.processes} | channel.unsent()
+            held = {claimed_by(other) for other in self.crew.processes} | unsent
             self._take_replies()
             missing = sorted(number for number in in_flight if number not in held)
             if not missing or time.monotonic() > deadline:

@@ -27,9 +27,9 @@ from collections.abc import Iterator
 from typing import NoReturn
 
 from agnoload.messages import Start
+from agnoload.pools import worker
 from agnoload.pools.environment import apply_environment
 from agnoload.pools.launcher import HELD, READY, REPORT, SERVER, TEMPLATE
-from agnoload.pools.worker import NoPools, die_with, end_with, main
 
 _FDS = 253  # the most that a message can bring
 RARELY = (1_000_000, 10, 10)
@@ -40,18 +40,16 @@ def serve(fd: int, parent: int) -> None:
     """The base: it ends when the parent does."""
     _read_nothing()
     signal.pthread_sigmask(signal.SIG_SETMASK, HELD)  # and not what the thread had blocked that started this process
-    watched = []
-    # A process that the parent has forked holds the socket, too: its end alone would not tell of the parent's.
-    with contextlib.suppress(AttributeError):
-        try:
-            watched.append(os.pidfd_open(parent))
-        except ProcessLookupError:
-            os._exit(0)
+    try:  # a process that the parent has forked holds the socket, too: its end alone would not tell of the parent's
+        watched = [os.pidfd_open(parent)]
+    except ProcessLookupError:
+        os._exit(0)
     _serve(fd, watched)
 
 
 def _serve(fd: int, watched: list[int]) -> NoReturn:
     """Fork a process for each message, report its pid and later its status; end when one of `watched` is readable."""
+    # A handler of its own and a pipe wake the poll when a child ends; the handler itself has nothing to do.
     wake_r, wake_w = os.pipe()
     os.set_blocking(wake_w, False)
     os.set_blocking(wake_r, False)
@@ -69,7 +67,13 @@ def _serve(fd: int, watched: list[int]) -> NoReturn:
                 if ready == wake_r:
                     with contextlib.suppress(BlockingIOError):
                         os.read(wake_r, 4096)
-                    _reap(children)
+                    while children:
+                        pid, status, usage = os.wait4(-1, os.WNOHANG)
+                        if pid == 0:
+                            break
+                        if (report := children.pop(pid, -1)) >= 0:  # not a program that a module's import has started
+                            _report(report, status, usage.ru_maxrss)
+                            os.close(report)
                 elif ready != fd or not _fork(connection, children, [*watched, wake_r, wake_w]):
                     os._exit(0)
 
@@ -100,8 +104,8 @@ def _fork(connection: socket.socket, children: dict[int, int], mine: list[int]) 
             numbers = struct.unpack("<3q", message)
             if numbers[0] == TEMPLATE:
                 _become_template(server, *fds[3:])
-            die_with(server)
-            main(Start(*numbers, *fds[3:7]), fds[7:])
+            worker.die_with(server)
+            worker.main(Start(*numbers, *fds[3:7]), fds[7:])
     if not _report(fds[0], pid, 0) and pid > 0:
         os.kill(pid, signal.SIGKILL)  # its pool was closed meanwhile
     for each in fds[1:]:
@@ -111,17 +115,6 @@ def _fork(connection: socket.socket, children: dict[int, int], mine: list[int]) 
     else:
         os.close(fds[0])
     return True
-
-
-def _reap(children: dict[int, int]) -> None:
-    while children:
-        pid, status, usage = os.wait4(-1, os.WNOHANG)
-        if pid == 0:
-            return
-        report = children.pop(pid, -1)
-        if report >= 0:  # not a program that a module has started at its import
-            _report(report, status, usage.ru_maxrss)
-            os.close(report)
 
 
 def _report(pipe: int, what: int, more: int) -> bool:
@@ -140,17 +133,18 @@ def _become_template(server: int, file: int, link: int) -> NoReturn:
     workers, which say so.
     """
     try:
-        die_with(server, SERVER)
+        worker.die_with(server, name=SERVER)
         with open(file, "rb") as given:
             around, modules, backends = pickle.load(given)
         apply_environment(around)
+        worker.reading = True  # until a worker that is forked from here has read its dataset
         before = gc.get_threshold()
         gc.set_threshold(*RARELY)
         for name in itertools.chain(modules, _modules_of(backends)):  # the second once the first are there
             if name not in sys.modules:
                 os.write(link, name.encode())
                 held = _shared()
-                with NoPools(), contextlib.suppress(BaseException):
+                with contextlib.suppress(BaseException):
                     importlib.import_module(name)
                 if any(now > then for now, then in zip(_shared(), held, strict=True)):
                     os._exit(0)
@@ -181,9 +175,9 @@ def _shared() -> tuple[int, int]:
 def work(start: tuple[int, ...], extra: list[int], lasts: bool) -> None:
     """The whole life of a worker that is a new Python process."""
     with _ending():
-        (die_with if lasts else end_with)(start[2])
+        worker.die_with(start[2], lasts)
         _read_nothing()
-        main(Start(*start), extra)
+        worker.main(Start(*start), extra)
 
 
 @contextlib.contextmanager

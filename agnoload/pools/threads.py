@@ -20,14 +20,26 @@ from agnoload.messages import Reply, Request, describe_request
 from agnoload.pools import diagnose
 from agnoload.pools.diagnose import check_process
 from agnoload.pools.worker import WorkerFetch, end_copy
-from agnoload.protocols import Pool
 from agnoload.transport.buffer_pool import BatchBuffers, BufferPool
 
 
 class ThreadPool:
-    """Answers requests in `workers` threads of this process, each with a copy of `fetch` over the same dataset."""
+    """Answers requests in `workers` threads of this process, each with a copy of `fetch` over the same dataset.
 
-    def __init__(self, fetch: WorkerFetch, *, workers: int, window: int, owned: bool = False) -> None:
+    With `say` it warns, once, if samples draw from generators that the threads share. It compares the generators before
+    the first request and after the first reply. Meanwhile the user's own thread waits here, so it is not the one that
+    draws.
+    """
+
+    def __init__(
+        self,
+        fetch: WorkerFetch,
+        *,
+        workers: int,
+        window: int,
+        owned: bool = False,
+        say: Callable[[str], None] | None = None,
+    ) -> None:
         self._open: dict[int, Request] = {}
         self._busy: dict[int, int] = {}
         self._replies: queue.SimpleQueue[Reply | BaseException] = queue.SimpleQueue()
@@ -40,6 +52,8 @@ class ThreadPool:
         self._memory = BufferPool(window + workers + 1)
         self._closed = threading.Event()
         self._warned = False
+        self._say = say
+        self._generators: GlobalRngMonitor | None = None
         self._pid = os.getpid()
         self._threads = [
             threading.Thread(
@@ -59,6 +73,8 @@ class ThreadPool:
 
     def submit(self, request: Request) -> None:
         self._check()
+        if self._say is not None and self._generators is None:
+            self._generators = GlobalRngMonitor()
         self._open[request.number] = request
         self._queues[request.owner or 0 if self._owned else 0].put(request)
 
@@ -83,6 +99,14 @@ class ThreadPool:
             raise reply
         self._check()  # whoever has closed it meanwhile has forgotten what is open
         self._open.pop(reply.number, None)
+        if self._say is not None and self._generators is not None:
+            say, self._say = self._say, None
+            if names := self._generators.drawn():
+                say(
+                    f"samples draw from {' and '.join(names)}, which all threads of this process share, so what they "
+                    "draw depends on which thread comes first. Draw from agnoload.sample_rng() instead, or use worker "
+                    "processes"
+                )
         return reply
 
     def _get(self, timeout: float | None) -> Reply | BaseException:
@@ -154,43 +178,3 @@ class ThreadPool:
         frame: Any = sys._current_frames().get(self._threads[worker].ident or 0)
         stack = "".join(traceback.format_stack(frame)) if frame is not None else "  (it has none)"
         return f"worker {worker} (a thread) is busy with {what}; its stack:\n{stack}"
-
-
-class WatchedPool:
-    """A pool of threads that warns, once, if samples draw from generators that the threads share.
-
-    It compares the generators before the first request and after the first reply. Meanwhile the user's own thread waits
-    here, so it is not the one that draws.
-    """
-
-    def __init__(self, pool: Pool, say: Callable[[str], None]) -> None:
-        self._pool = pool
-        self._say = say
-        self._watch: GlobalRngMonitor | None = None
-        self._watched = False
-
-    def submit(self, request: Request) -> None:
-        if self._watch is None and not self._watched:
-            self._watch = GlobalRngMonitor()
-        self._pool.submit(request)
-
-    def receive(self, timeout: float | None = None) -> Reply:
-        reply = self._pool.receive(timeout)
-        watch, self._watch = self._watch, None
-        if watch is not None and not self._watched and (names := watch.drawn()):
-            self._say(
-                f"samples draw from {' and '.join(names)}, which all threads of this process share, so what they draw "
-                "depends on which thread comes first. Draw from agnoload.sample_rng() instead, or use worker processes"
-            )
-        self._watched = True
-        return reply
-
-    @property
-    def waiting(self) -> bool:
-        return self._pool.waiting
-
-    def ready(self) -> bool:
-        return self._pool.ready()
-
-    def close(self) -> None:
-        self._pool.close()

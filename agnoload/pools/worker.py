@@ -14,11 +14,10 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, Protocol
 
 from agnoload.errors import AgnoloadError
-from agnoload.inspect import differing_values
+from agnoload.inspect import Values, differing_values
 from agnoload.messages import Reply, Request, Start, describe_request
 from agnoload.monitoring.logs import WorkerLogCapture
 from agnoload.pools.channel import (
@@ -62,13 +61,18 @@ def main(start: Start, extra: list[int], inherited: Any = None) -> None:
     """Everything a worker process does, from its first line to its end."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
-    _write_lines()
+    for stream in (sys.stdout, sys.stderr):  # line by line: whole, and also if the worker hangs or is killed later
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            stream.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
     logs = WorkerLogCapture(start.worker)
     board = WorkerStatusBoard(start.arena, start.workers)
+    values: Values = {}
     try:
-        compare: Callable[[], list[str]] = list
         if inherited is None:
-            _keep_descriptors()
+            # A program that a sample starts must not keep our memory, or write into it or into our pipes.
+            for fd in map(int, os.listdir("/proc/self/fd")):
+                with contextlib.suppress(OSError):  # the descriptor of the listing itself
+                    os.set_inheritable(fd, fd <= 2)
             payload = Payload(start.payload)
             os.close(start.payload)
             parent: ParentEnvironment = payload.environment
@@ -78,51 +82,39 @@ def main(start: Start, extra: list[int], inherited: Any = None) -> None:
             mute_signals(parent.signals, free)
             signal.pthread_sigmask(signal.SIG_SETMASK, ())
             logs.install(parent.logs)
-            read: Callable[[], Any] = partial(_rebuilt, payload, extra)
-            compare = partial(differing_values, parent.values)
+            values = parent.values
         else:
             mute_signals(handled_signals(), (signal.SIGTERM,))  # the user's handler, inherited, must not answer ours
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM, DUMP_SIGNAL})
             logs.install(None)
 
-            def read() -> Any:
+        def read() -> Any:
+            if inherited is not None:
                 return inherited
+            frameworks: list[Callable[[], None]] = pickle.loads(parent.frameworks)
+            for apply in frameworks:
+                apply()
+            value = payload.value(extra)
+            for apply in frameworks:  # also to those that the dataset has imported
+                apply()
+            return value
 
-        _dump_to(start.arena, board.stack_offset(start.worker))
+        # The Python stack of a crash, or of a hang when the parent asks by signal, goes to this worker's place on the
+        # board: by a descriptor with a file position of its own, which no other worker moves.
+        stack = os.open(f"/proc/self/fd/{start.arena}", os.O_RDWR | os.O_CLOEXEC)
+        os.lseek(stack, board.stack_offset(start.worker), os.SEEK_SET)
+        faulthandler.enable(stack, all_threads=False)
+        faulthandler.register(DUMP_SIGNAL, stack, all_threads=False, chain=False)
         board.set_stage(start.worker, Stage.STARTING)
-        Worker(start, board, logs).run(read, compare)
+        Worker(start, board, logs).run(read, values)
     except BaseException:  # ours: the user's are sent as replies
         board.write_stack(start.worker, traceback.format_exc())
         raise SystemExit(1) from None
 
 
-def _rebuilt(payload: Payload, extra: list[int]) -> Any:
-    """What the payload holds; frameworks that it imports get their settings when they are there."""
-    frameworks: list[Callable[[], None]] = pickle.loads(payload.environment.frameworks)
-    for apply in frameworks:
-        apply()
-    value = payload.value(extra)
-    for apply in frameworks:
-        apply()
-    return value
-
-
 reading = False
-
-
-class NoPools:
-    """While this process imports what a dataset needs, starting workers is an error: each of them would do the same.
-
-    A class, since `contextlib` writes into exceptions, which those of users may refuse.
-    """
-
-    def __enter__(self) -> None:
-        global reading
-        reading = True
-
-    def __exit__(self, *_: object) -> None:
-        global reading
-        reading = False
+"""Whether this process imports or unpickles what a worker needs. To start workers is an error meanwhile: each of them
+would do the same."""
 
 
 def check_reading() -> None:
@@ -139,45 +131,23 @@ def check_reading() -> None:
     )
 
 
-def _keep_descriptors() -> None:
-    """A program that a sample starts must not keep our memory, or write into it or into our pipes."""
-    for name in os.listdir("/proc/self/fd"):
-        if int(name) > 2:
-            with contextlib.suppress(OSError):  # that of the listing itself
-                os.set_inheritable(int(name), False)
+def die_with(parent: int, lasts: bool = True, name: bytes = b"agnoload-worker") -> None:
+    """End this process when its parent has gone, also in the middle of a sample; `name` is for the eyes of the user.
 
-
-def _write_lines() -> None:
-    """What is printed comes out line by line: whole, and also if the worker hangs or is killed afterwards."""
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(AttributeError, OSError, ValueError):
-            stream.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
-
-
-def die_with(parent: int, name: bytes = b"agnoload-worker") -> None:
-    """Have the kernel kill this process when the thread that has started it ends; `parent` is that thread's process.
-
-    `name` is for the eyes of the user.
+    `lasts`: the thread that has started it ends no sooner than the parent. Then the kernel kills this process when that
+    thread ends. Else a thread of its own watches the parent; C code that holds the interpreter lock holds it up.
     """
-    with contextlib.suppress(AttributeError):  # Linux alone has it
-        ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL)
-        ctypes.CDLL(None).prctl(_NAME, name)
-    if os.getppid() != parent:
-        os._exit(1)
-
-
-def end_with(parent: int) -> None:
-    """A thread of its own ends this process when the parent has gone, also in the middle of a sample.
-
-    For workers that were started by a thread that may end before its process; C code that holds the interpreter lock
-    holds up the end.
-    """
-    try:
-        fd = os.pidfd_open(parent)
-    except (AttributeError, OSError):
-        if not _alive(parent):
+    libc = ctypes.CDLL(None)
+    libc.prctl(_NAME, name)
+    if lasts:
+        libc.prctl(_DEATH_SIGNAL, signal.SIGKILL)
+        if os.getppid() != parent:  # it was gone before we asked
             os._exit(1)
         return
+    try:
+        fd = os.pidfd_open(parent)
+    except ProcessLookupError:
+        os._exit(1)
 
     def watch() -> None:
         poll = select.poll()
@@ -188,38 +158,21 @@ def end_with(parent: int) -> None:
     threading.Thread(target=watch, name="agnoload-parent-watch", daemon=True).start()
 
 
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
 def end_copy(owner: int, error: BaseException | None = None) -> None:
-    """End this process, as a program ends, if user code has forked it and let it out of a sample: it is no worker."""
+    """End this process, as a program ends, if user code has forked it and let it out of a sample: it is no worker.
+
+    Otherwise it would read tickets, and the pool would take its replies for the worker's.
+    """
     if os.getpid() == owner:
         return
-    code: Any = 0
-    if isinstance(error, SystemExit):
-        code = error.code
-    elif error is not None:
-        traceback.print_exception(error)
-        code = 1
+    code = error.code if isinstance(error, SystemExit) else error
     with contextlib.suppress(Exception):
         if code is not None and not isinstance(code, int):
-            print(code, file=sys.stderr)
+            traceback.print_exception(error)
+            code = 1
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(code if isinstance(code, int) else int(code is not None))
-
-
-def _dump_to(arena: int, offset: int) -> None:
-    """Send the Python stack of a crash, or of a hang when the parent asks by signal, to this worker's place."""
-    fd = os.open(f"/proc/self/fd/{arena}", os.O_RDWR | os.O_CLOEXEC)  # a file position of its own
-    os.lseek(fd, offset, os.SEEK_SET)
-    faulthandler.enable(fd, all_threads=False)
-    faulthandler.register(DUMP_SIGNAL, fd, all_threads=False, chain=False)
 
 
 class Worker:
@@ -236,17 +189,19 @@ class Worker:
         self._notices: list[str] = []
         self._loaded = dict.fromkeys(sys.modules)
 
-    def run(self, read: Callable[[], WorkerFetch], compare: Callable[[], list[str]] = list) -> None:
+    def run(self, read: Callable[[], WorkerFetch], values: Values | None = None) -> None:
         """Read the payload, then answer tickets until one says stop or the pipe ends.
 
-        `compare` gives notices for the first reply, if the user's modules are not as in the parent.
+        The first reply brings a notice if the user's modules do not have the `values` that they have in the parent.
         """
+        global reading
         board, worker, slots = self._board, self._number, self._slots
         try:
-            with NoPools():
-                fetch = read()
+            reading = True
+            fetch = read()
+            reading = False
             fetch.begin(worker)
-            self._notices = compare()
+            self._notices = differing_values(values or {})
         except BaseException as error:  # also SystemExit: the parent must hear of it, whatever it is
             self._send(Reply(-1, worker, error=error), slots[1 + worker], None)
             return

@@ -16,6 +16,7 @@ class RankIterator(DerivedIterator):
     """Reads whole rounds of one sample for each rank, and keeps its own; `uneven` is that of `RankStream`."""
 
     def __init__(self, source: Any, rank: int, world: int, uneven: str, options: OpenOptions) -> None:
+        # `world`: so that a mixture inside gives each rank its exact shares.
         super().__init__(open_stream(source, options.inner(options.state)._replace(world=world)))
         self._rank, self._world, self._uneven = rank, world, uneven
         self._direct = options.direct

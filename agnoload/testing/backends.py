@@ -131,6 +131,7 @@ def _layouts(desk: _Desk) -> None:
         "transposed": base.copy().T,
         "every other column": base.copy()[:, ::2],
         "negative strides": base.copy()[::-1, ::-2],
+        "negative strides, one row": base[:1, :1].copy()[::-1, ::-1],
         "big-endian": base.astype(">f4"),
         "little-endian": base.astype("<i2"),
         "big-endian, negative strides": base.astype(">i2")[::-1],

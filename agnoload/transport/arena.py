@@ -37,17 +37,13 @@ Fence = Callable[[], Callable[[], bool]]
 
 
 class Lease:
-    """The right to read some memory: the object that all arrays over it hang from."""
+    """The right to read some memory. `np.asarray` of it is an array of uint8, and all views of that keep it alive."""
 
     __slots__ = ("__array_interface__", "__weakref__", "memory")
 
     def __init__(self, memory: Any, address: int, nbytes: int) -> None:
         self.memory = memory  # kept alive
         self.__array_interface__ = interface(address, nbytes)
-
-    def array(self) -> Any:
-        """The bytes that it is for, as an array of uint8 that keeps it alive."""
-        return np.asarray(self)
 
 
 class LeaseRef(weakref.ref[Lease]):
@@ -159,6 +155,8 @@ class Arena(Slots):
         self._reserved = reserved
         self._capacity = capacity
         self._attach = attach
+        self.pinned = attach is not None
+        """Whether a backend page-locks what is lent."""
         self._fence = fence if attach is not None else None
         self._next = reserved
         self._free: deque[int] = deque()
@@ -170,8 +168,15 @@ class Arena(Slots):
 
     def acquire(self) -> Slot:
         """A free slot, preferably one whose pages are already there."""
-        if self._died or self._fenced:
-            self._pass_fences()
+        # Here, in the loader's own thread, and not where a lease dies: a fence is the backend's code.
+        while self._died and self._fence is not None:
+            self._fenced.append((self._died.popleft(), self._fence()))
+        for _ in range(len(self._fenced)):
+            slot, passed = self._fenced.popleft()
+            if passed():
+                self.give_back(slot)
+            else:
+                self._fenced.append((slot, passed))
         try:
             number = self._free.pop()
         except IndexError:
@@ -206,35 +211,20 @@ class Arena(Slots):
                 self.give_back(slot.number)
                 raise
         lease = Lease(mapping, mapping.address, nbytes)
+        # Kept, because a weak reference that dies before its object never calls back, and the slot would be lost.
         ref = self._leases[slot.number] = LeaseRef(lease, self._returned)
         ref.part = slot.number
         return lease
 
     def _returned(self, ref: weakref.ref[Lease]) -> None:
-        # A lease may die in any thread and within any bytecode, also of ours: so this takes no
-        # lock, and each of its steps is atomic.
+        # A lease may die in any thread and within any bytecode, also of ours: so this takes no lock, and each of its
+        # steps is atomic.
         slot: int = ref.part  # type: ignore[attr-defined]
         self._leases.pop(slot, None)
         if self._fence is None:
             self.give_back(slot)
         elif not self._closed:
             self._died.append(slot)
-
-    def _pass_fences(self) -> None:
-        """In the loader's own thread: free the slots that no device reads any more."""
-        while self._died and self._fence is not None:
-            self._fenced.append((self._died.popleft(), self._fence()))
-        for _ in range(len(self._fenced)):
-            slot, passed = self._fenced.popleft()
-            if passed():
-                self.give_back(slot)
-            else:
-                self._fenced.append((slot, passed))
-
-    @property
-    def pinned(self) -> bool:
-        """Whether a backend page-locks what is lent."""
-        return self._attach is not None
 
     @property
     def lent(self) -> int:
@@ -262,7 +252,7 @@ class Arena(Slots):
     def close(self) -> None:
         """Close the file and forget the slots; memory that a lease covers lives on until the lease dies."""
         if not self._closed:
-            self._closed = True
+            self._closed = True  # first: a lease that dies meanwhile gives nothing back
             self._slots.clear()
             self._free.clear()
             os.close(self.fd)

@@ -78,4 +78,4 @@ class BatchBuffers:
             return np.empty(shape, dtype)
         size = 1 << (nbytes - 1).bit_length()
         self._taken[size] += 1
-        return np.ndarray(shape, dtype, self._pool.lend(size, self._taken[size]).array())
+        return np.ndarray(shape, dtype, np.asarray(self._pool.lend(size, self._taken[size])))

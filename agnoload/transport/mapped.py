@@ -165,7 +165,7 @@ def _is_changed(low: int, high: int) -> bool:
             if len(words) < count or np.any((states > 1) & (states % 2 == 0)):
                 return True
         return False
-    return True
+    return True  # a copy is always right
 
 
 def _map(paths: list[str], inode: int, offset: int, nbytes: int, access: int) -> mmap.mmap:
@@ -173,7 +173,7 @@ def _map(paths: list[str], inode: int, offset: int, nbytes: int, access: int) ->
         with suppress(FileNotFoundError):
             fd = os.open(path, (os.O_RDWR if access == mmap.ACCESS_WRITE else os.O_RDONLY) | os.O_CLOEXEC)
             try:
-                if os.fstat(fd).st_ino == inode:
+                if os.fstat(fd).st_ino == inode:  # the parent may have opened another file under this number since
                     return mmap.mmap(fd, nbytes, access=access, offset=offset)
             finally:
                 os.close(fd)

@@ -66,7 +66,7 @@ def interface(address: int, nbytes: int) -> dict[str, Any]:
 def anonymous_file(name: str, nbytes: int) -> int:
     """A descriptor of a file without a name, of `nbytes` zeros that take no memory until they are written."""
     if hasattr(os, "memfd_create"):
-        fd = os.memfd_create(name, os.MFD_CLOEXEC)
+        fd = os.memfd_create(name, os.MFD_CLOEXEC)  # a program that a sample starts must not keep the memory
     else:
         with tempfile.TemporaryFile() as file:
             fd = os.dup(file.fileno())
@@ -95,12 +95,19 @@ class Mapping:
     """
 
     def __init__(self, fd: int, offset: int, nbytes: int, private: bool = False) -> None:
-        self.address, *whole = _map(fd, offset, nbytes, mmap.MAP_PRIVATE if private else mmap.MAP_SHARED)
+        flags = mmap.MAP_PRIVATE if private else mmap.MAP_SHARED
+        at: int | None = None
+        start, whole = 0, nbytes
+        if nbytes >= HUGE:  # their address must be a multiple of their size: reserve enough to have one, map over that
+            whole += HUGE
+            start = _mmap(None, whole, _NO_ACCESS, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+            at, flags = -(-start // HUGE) * HUGE, flags | _FIXED
+        self.address = _mmap(at, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, offset)
         self.nbytes = nbytes
         self.__array_interface__ = interface(self.address, nbytes)
         self._detach: list[Callable[[], None]] = []
         # Not at exit: arrays may still be read there, and the end of the process unmaps everything anyway.
-        weakref.finalize(self, _unmap, self._detach, *whole).atexit = False
+        weakref.finalize(self, _unmap, self._detach, start or self.address, whole).atexit = False
 
     def attach(self, attach: Attach) -> None:
         """Have a backend page-lock this memory, once; undone before the memory is unmapped."""
@@ -134,18 +141,6 @@ def _libc() -> ctypes.CDLL:
     return libc
 
 
-def _map(fd: int, offset: int, nbytes: int, flags: int) -> tuple[int, int, int]:
-    """Map a piece of a file; gives its address, and the address and length of what must be unmapped."""
-    writable = mmap.PROT_READ | mmap.PROT_WRITE
-    if nbytes < HUGE:
-        address = _mmap(None, nbytes, writable, flags, fd, offset)
-        return address, address, nbytes
-    # Huge pages need an address that is a multiple of their size: reserve enough to have one, and map over that.
-    reserved = _mmap(None, nbytes + HUGE, _NO_ACCESS, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
-    address = _mmap(-(-reserved // HUGE) * HUGE, nbytes, writable, flags | _FIXED, fd, offset)
-    return address, reserved, nbytes + HUGE
-
-
 def _mmap(at: int | None, nbytes: int, protection: int, flags: int, fd: int, offset: int) -> int:
     address: int | None = _libc().mmap(at, nbytes, protection, flags, fd, offset)
     if address is None or address == ctypes.c_void_p(-1).value:
@@ -169,9 +164,9 @@ class SharedFile:
     latest when it is collected; arrays of it stay readable afterwards.
     """
 
-    def __init__(self, nbytes: int, fd: int | None = None) -> None:
+    def __init__(self, nbytes: int, received: Descriptor | None = None) -> None:
         self.nbytes = max(nbytes, 1)
-        self._fd = anonymous_file("agnoload", self.nbytes) if fd is None else fd
+        self._fd = anonymous_file("agnoload", self.nbytes) if received is None else received.detach()
         # The finalizer knows its process: a forked child must not close the parent's number, which it may reuse.
         self._close = weakref.finalize(self, _close, self._fd, os.getpid())
         self.bytes: npt.NDArray[np.uint8] = Mapping(self._fd, 0, self.nbytes).array()
@@ -204,10 +199,10 @@ class SharedFile:
 
     def close(self) -> None:
         """Give back the descriptor; the memory follows when no array shows it any more. Twice is fine."""
-        self._close()
+        self._close()  # a finalizer runs once, whoever calls it
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _received_file, (self.nbytes, _send(self._fd))
+        return SharedFile, (self.nbytes, Descriptor(self._fd))
 
     def __repr__(self) -> str:
         return f"SharedFile({self.nbytes})"
@@ -216,10 +211,6 @@ class SharedFile:
 def _close(fd: int, owner: int) -> None:
     if os.getpid() == owner:
         os.close(fd)
-
-
-def _received_file(nbytes: int, position: int) -> SharedFile:
-    return SharedFile(nbytes, _receive(position))
 
 
 # ---------------------------------------------------------------------------------------------------- descriptors
@@ -274,38 +265,26 @@ class Descriptor:
         self._fd = fd
 
     def detach(self) -> int:
+        """The number; the caller owns it."""
         return self._fd
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _received_descriptor, (_send(self._fd),)
+    def __getstate__(self) -> int:
+        descriptors = _sending.get()
+        if descriptors is None:
+            raise AgnoloadError(
+                "shared memory can be pickled only while a payload is packed for a worker; pickle what it was made from"
+            )
+        if self._fd not in descriptors:
+            descriptors.append(self._fd)
+        return descriptors.index(self._fd)
 
-
-def _received_descriptor(position: int) -> Descriptor:
-    return Descriptor(_receive(position))
-
-
-def _send(fd: int) -> int:
-    """Send a descriptor along; gives its position among those that are sent."""
-    descriptors = _sending.get()
-    if descriptors is None:
-        raise AgnoloadError(
-            "shared memory can be pickled only while a payload is packed for a worker; pickle what it was made from"
-        )
-    if fd not in descriptors:
-        descriptors.append(fd)
-    return descriptors.index(fd)
-
-
-def _receive(position: int) -> int:
-    """The descriptor that has come with the payload; the caller owns it."""
-    received = _receiving.get()
-    if received is None:
-        raise AgnoloadError("shared memory can be unpickled only in the worker that it was packed for")
-    fd = received.descriptors[position]
-    if fd in received.owned:  # it was pickled more than once
-        return os.dup(fd)
-    received.owned.add(fd)
-    return fd
+    def __setstate__(self, position: int) -> None:
+        received = _receiving.get()
+        if received is None:
+            raise AgnoloadError("shared memory can be unpickled only in the worker that it was packed for")
+        fd = received.descriptors[position]
+        self._fd = os.dup(fd) if fd in received.owned else fd  # it was pickled more than once
+        received.owned.add(self._fd)
 
 
 def descriptor_folder() -> str:

@@ -129,12 +129,12 @@ def pack(value: Any, environment: Any, parts: Mapping[str, Any], method: str) ->
         try:
             pickler.dump((spawning.Parent(), value, pickler.classes))  # the last is full when the others are written
         except Exception as error:
-            path, culprit = find_culprit(parts, _pickles)
+            path, culprit = find_culprit(parts, lambda value: _pickled(value) is not None)
             if not path and not isinstance(error, _PICKLERS_OWN):
                 raise  # out of a signal handler: it is not about what is packed
             raise _explain(error, path or "the loader", culprit, method) from error
         if pickler.files.lost:
-            path, _ = find_culprit(parts, _reaches)
+            path, _ = find_culprit(parts, lambda value: (files := _pickled(value)) is None or not files.lost)
             warn(
                 f"{path or 'the dataset'} lies in shared memory that has no file, so each worker gets a private copy "
                 "and no process sees what another one writes there: use multiprocessing.RawArray or SharedMemory, "
@@ -321,26 +321,6 @@ def _note_rebuilding(error: Exception) -> None:
             return
 
 
-def find_culprit(parts: Mapping[str, Any], works: Callable[[Any], bool]) -> tuple[str, Any]:
-    """The path to what does not work by itself, as deep as it goes within half a second, and what lies there; an empty
-    path if all parts work."""
-    deadline = time.monotonic() + 0.5
-    for name, part in parts.items():
-        if not works(part):
-            return _descend(name, part, works, deadline)
-    return "", None
-
-
-def _pickles(value: Any) -> bool:
-    return _pickled(value) is not None
-
-
-def _reaches(value: Any) -> bool:
-    """Whether no shared memory in a value becomes a copy."""
-    files = _pickled(value)
-    return files is None or not files.lost
-
-
 def _pickled(value: Any) -> MappedFiles | None:
     """Pickle a value; gives the mapped files that it lies in, None if it cannot be pickled."""
     pickler = _Pickler(io.BytesIO(), lambda _: None)
@@ -351,18 +331,24 @@ def _pickled(value: Any) -> MappedFiles | None:
     return pickler.files
 
 
-def _descend(path: str, value: Any, works: Callable[[Any], bool], deadline: float) -> tuple[str, Any]:
-    """Follow the first child that does not work, as deep as it goes."""
-    seen = {id(value)}
-    while time.monotonic() < deadline:
-        # What a lock or a pipe of `multiprocessing` is made of is not the user's.
-        for step, child in () if spawning.owner_of(value) else parts_of(value):
+def find_culprit(parts: Mapping[str, Any], works: Callable[[Any], bool]) -> tuple[str, Any]:
+    """The path to what does not work by itself, as deep as it goes within half a second, and what lies there; an empty
+    path if all parts work."""
+    deadline = time.monotonic() + 0.5
+    path, value = "", None
+    seen: set[int] = set()
+    children: Iterable[tuple[str, Any]] = parts.items()
+    looking = True
+    while looking:
+        looking = False
+        for step, child in children:
             if id(child) not in seen and not works(child):
-                path, value = path + step, child
                 seen.add(id(child))
+                path, value = path + step, child
+                # What a lock or a pipe of `multiprocessing` is made of is not the user's.
+                children = () if spawning.owner_of(child) else parts_of(child)
+                looking = time.monotonic() < deadline
                 break
-            if time.monotonic() > deadline:
-                return path, value
-        else:
-            break
+            if path and time.monotonic() > deadline:
+                break
     return path, value

@@ -10,10 +10,9 @@ import random
 import sys
 import threading
 import types
-from collections import ChainMap
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from typing import Any, NamedTuple
 
 import cloudpickle
 import numpy as np
@@ -57,20 +56,6 @@ def _class_named(name: str) -> type:
     return kind
 
 
-def _reduce_class(value: type, reduced: Any) -> Any:
-    """A class as cloudpickle reduces it, for `_skeleton`, with the `__slots__` that cannot be added later.
-
-    A `NamedTuple` gives them to itself, and refuses any other.
-    """
-    if reduced[0] is not _cloud._make_skeleton_class:
-        return reduced
-    _, (meta, name, bases, attributes, *others), *state = reduced
-    slots = value.__dict__.get("__slots__")
-    if slots is not None and NamedTuple not in getattr(value, "__orig_bases__", ()):
-        attributes = {**attributes, "__slots__": slots}
-    return _skeleton, (meta, name, bases, attributes, *others), *state
-
-
 def _skeleton(meta: Any, name: str, bases: Any, attributes: dict[str, Any], token: str, extra: Any) -> type:
     """A class that is still to get its attributes.
 
@@ -80,11 +65,15 @@ def _skeleton(meta: Any, name: str, bases: Any, attributes: dict[str, Any], toke
     made: type | None = _cloud._DYNAMIC_CLASS_TRACKER_BY_ID.get(token)
     if made is not None:
         return made
-    imported = next(kind for kind in meta.__mro__ if kind not in _cloud._DYNAMIC_CLASS_TRACKER_BY_CLASS)
+    by_value = _cloud._DYNAMIC_CLASS_TRACKER_BY_CLASS
+    imported = next(kind for kind in meta.__mro__ if kind not in by_value)
     call = meta if imported is meta else functools.partial(imported.__new__, meta)
+    above = {kind for base in types.resolve_bases(bases) for kind in base.__mro__ if kind in by_value}
+    hooks = {kind: vars(kind)["__init_subclass__"] for kind in above if "__init_subclass__" in vars(kind)}
     try:
-        with _hooks_removed(types.resolve_bases(bases)):
-            made = _cloud._make_skeleton_class(call, name, bases, attributes, token, extra)
+        for kind in hooks:  # `type.__new__` would call them
+            type.__delattr__(kind, "__init_subclass__")
+        made = _cloud._make_skeleton_class(call, name, bases, attributes, token, extra)
     except Exception as error:
         add_note(
             error,
@@ -93,20 +82,10 @@ def _skeleton(meta: Any, name: str, bases: Any, attributes: dict[str, Any], toke
             f"Define {name} in a module",
         )
         raise
-    return made
-
-
-@contextmanager
-def _hooks_removed(bases: tuple[type, ...]) -> Iterator[None]:
-    by_value = {kind for base in bases for kind in base.__mro__ if kind in _cloud._DYNAMIC_CLASS_TRACKER_BY_CLASS}
-    hooks = {kind: vars(kind)["__init_subclass__"] for kind in by_value if "__init_subclass__" in vars(kind)}
-    for kind in hooks:
-        type.__delattr__(kind, "__init_subclass__")
-    try:
-        yield
     finally:
         for kind, hook in hooks.items():
             type.__setattr__(kind, "__init_subclass__", hook)
+    return made
 
 
 # ---------------------------------------------------------------------------------------------------- functions
@@ -121,11 +100,8 @@ def _reduce_code(code: types.CodeType) -> Any:
 def _reduce_method(value: Any) -> Any:
     """Without the lock that a `cached_property` has before Python 3.12, and the weak references that a
     `singledispatchmethod` has in Python 3.13; both are made again with the rest."""
-    return type(value), (value.func,), _attributes(value, "lock", "_method_cache")
-
-
-def _attributes(value: Any, *left_out: str) -> dict[str, Any]:
-    return {name: held for name, held in vars(value).items() if name not in left_out}
+    state = {name: held for name, held in vars(value).items() if name not in ("lock", "_method_cache")}
+    return type(value), (value.func,), state
 
 
 def _reduce_cached_function(value: Any) -> Any:
@@ -133,7 +109,7 @@ def _reduce_cached_function(value: Any) -> Any:
     found = _cloud._lookup_module_and_qualname(value)
     if found is not None and not _cloud._is_registered_pickle_by_value(found[0]):
         return value.__qualname__
-    state = _attributes(value, "__wrapped__", "cache_parameters")
+    state = {name: held for name, held in vars(value).items() if name not in ("__wrapped__", "cache_parameters")}
     return _cached, (value.__wrapped__, value.cache_parameters()), state
 
 
@@ -162,22 +138,35 @@ def _reduce_text_file(file: io.TextIOWrapper) -> Any:
 # ---------------------------------------------------------------------------------------------------- the pickler
 
 
-class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """cloudpickle, with the file names of code that travels by value, so that a worker's traceback shows the lines."""
+_REDUCERS: dict[type, Callable[[Any], Any]] = {
+    **cloudpickle.Pickler.dispatch_table.maps[0],
+    types.CodeType: _reduce_code,
+    io.TextIOWrapper: _reduce_text_file,
+    functools._lru_cache_wrapper: _reduce_cached_function,
+    functools.cached_property: _reduce_method,
+    functools.singledispatchmethod: _reduce_method,
+    threading.local: lambda _: (threading.local, ()),  # a thread of another process has set nothing in it
+}
 
-    dispatch_table: ClassVar[Any] = ChainMap(
-        {
-            types.CodeType: _reduce_code,
-            io.TextIOWrapper: _reduce_text_file,
-            functools._lru_cache_wrapper: _reduce_cached_function,
-            functools.cached_property: _reduce_method,
-            functools.singledispatchmethod: _reduce_method,
-            threading.local: lambda _: (threading.local, ()),  # a thread of another process has set nothing in it
-        },
-        cloudpickle.Pickler.dispatch_table,
-    )
+
+class Pickler(pickle.Pickler):
+    """cloudpickle, with the file names of code that travels by value, so that a worker's traceback shows the lines.
+
+    Not a subclass of its pickler, whose `dispatch_table` is asked for every object and takes longer than most of them.
+    """
+
+    _function_reduce = cloudpickle.Pickler._function_reduce
+    _dynamic_function_reduce = cloudpickle.Pickler._dynamic_function_reduce
+    _function_getnewargs = cloudpickle.Pickler._function_getnewargs
+
+    def __init__(self, stream: Any, protocol: int, **options: Any) -> None:
+        super().__init__(stream, protocol, **options)
+        self.globals_ref: dict[int, dict[str, Any]] = {}  # for cloudpickle: what functions of one module share
 
     def reducer_override(self, value: Any) -> Any:
+        reduce = _REDUCERS.get(type(value))
+        if reduce is not None:
+            return reduce(value)
         if isinstance(value, type) and value in _learned:
             return class_by_name(value)
         if isinstance(value, (type, types.FunctionType)):
@@ -195,14 +184,19 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if isinstance(value.__module__, str) and value.__module__ not in sys.modules:
             with suppress(*CALLED):
                 importlib.import_module(value.__module__)
-        reduced = super().reducer_override(value)
+        reduced = cloudpickle.Pickler.reducer_override(self, value)
         if reduced is NotImplemented:
             return reduced
-        if isinstance(value, types.FunctionType):
-            if value.__code__ in _DISPATCHING:
-                return _dispatcher, (dict(value.registry),)  # type: ignore[attr-defined]
+        if isinstance(value, types.FunctionType) and value.__code__ in _DISPATCHING:
+            return _dispatcher, (dict(value.registry),)  # type: ignore[attr-defined]
+        if reduced[0] is not _cloud._make_skeleton_class:
             return reduced
-        return _reduce_class(value, reduced)
+        _, (meta, name, bases, attributes, *others), *state = reduced
+        slots = vars(value).get("__slots__")
+        # Slots cannot be added later. A `NamedTuple` gives itself its own, and refuses any other.
+        if slots is not None and NamedTuple not in getattr(value, "__orig_bases__", ()):
+            attributes = {**attributes, "__slots__": slots}
+        return _skeleton, (meta, name, bases, attributes, *others), *state
 
 
 def dumps(value: Any, buffer_callback: Callable[[pickle.PickleBuffer], Any] | None = None) -> bytes:

@@ -13,12 +13,10 @@ from agnoload.transport import pickling
 
 
 class Described(NamedTuple):
-    """An exception in a form that always pickles; each field is the fallback of the one before it."""
+    """An exception in a form that always pickles."""
 
-    whole: bytes | None
-    """The pickled exception, if that comes back as it went."""
-    parts: bytes | None
-    """A pickle that makes it of its class, arguments and attributes: for groups and for odd constructors."""
+    pickled: bytes | None
+    """None for a class that cannot travel."""
     name: str
     text: str
     trace: str
@@ -45,7 +43,11 @@ def describe(error: BaseException, where: str = "") -> Described:
     """An exception as data; `where` is added as a note."""
     if where:
         add_note(error, where)
-    return Described(_whole(error), _parts(error), type(error).__qualname__, text_of(error), _trace(error))
+    try:
+        trace = "".join(traceback.format_exception(error))
+    except CALLED:  # an exception in the chain has no text
+        trace = "".join(traceback.format_tb(error.__traceback__)) + f"{type(error).__qualname__}: {text_of(error)}\n"
+    return Described(_pickled(error), type(error).__qualname__, text_of(error), trace)
 
 
 def restore(described: Described, *notes: str) -> BaseException:
@@ -59,11 +61,10 @@ def restore(described: Described, *notes: str) -> BaseException:
 
 def rebuild(described: Described) -> BaseException:
     """The exception alone; a `RuntimeError` with its name and text where it cannot be made again."""
-    for data in (described.whole, described.parts):
-        with suppress(*CALLED):
-            error = pickle.loads(data) if data is not None else None
-            if isinstance(error, BaseException):
-                return error
+    with suppress(*CALLED):
+        error = pickle.loads(described.pickled) if described.pickled is not None else None
+        if isinstance(error, BaseException):
+            return error
     return RuntimeError(f"{described.name}: {described.text}")
 
 
@@ -93,28 +94,19 @@ def _repr(value: Any) -> str:
         return f"<{type(value).__qualname__}>"
 
 
-def _trace(error: BaseException) -> str:
-    try:
-        return "".join(traceback.format_exception(error))
-    except CALLED:  # an exception in the chain has no text
-        return "".join(traceback.format_tb(error.__traceback__)) + f"{type(error).__qualname__}: {text_of(error)}\n"
-
-
-def _whole(error: BaseException) -> bytes | None:
-    if isinstance(error, BaseExceptionGroup):  # equal texts would not show that its members came back
-        return None
-    try:
-        data = dumps(error)
-        back = pickle.loads(data)
-        same = attributes_of(back).keys() == attributes_of(error).keys()
-        same = same and type(back).__qualname__ == type(error).__qualname__ and _repr(back.args) == _repr(error.args)
-    except CALLED:
-        return None
-    return data if same and text_of(back) == text_of(error) else None
-
-
-def _parts(error: BaseException) -> bytes | None:
-    try:
+def _pickled(error: BaseException) -> bytes | None:
+    """A pickle of the exception if that comes back as it went, else one that makes it of its parts."""
+    if not isinstance(error, BaseExceptionGroup):  # equal texts would not show that its members came back
+        with suppress(*CALLED):
+            data = dumps(error)
+            back = pickle.loads(data)
+            same = attributes_of(back).keys() == attributes_of(error).keys()
+            same = (
+                same and type(back).__qualname__ == type(error).__qualname__ and _repr(back.args) == _repr(error.args)
+            )
+            if same and text_of(back) == text_of(error):
+                return data
+    with suppress(*CALLED):
         if isinstance(error, BaseExceptionGroup):  # each member in its own best way
             args: tuple[Any, ...] = (error.message, [_Call(rebuild, describe(member)) for member in error.exceptions])
         else:
@@ -125,9 +117,8 @@ def _parts(error: BaseException) -> bytes | None:
         attributes = {name: portable(value) for name, value in attributes_of(error).items()}
         data = dumps(_Call(_made_of_parts, type(error), args, attributes))
         pickle.loads(data)
-    except CALLED:
-        return None
-    return data
+        return data
+    return None
 
 
 def _made_of_parts(kind: type[BaseException], args: tuple[Any, ...], attributes: dict[str, Any]) -> BaseException:

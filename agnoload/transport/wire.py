@@ -122,7 +122,7 @@ def decode(span: EncodedSpan, slot: Slot, arena: Arena | None) -> Any:
     if not span.arrays:
         return pickle.loads(header)
     if arena is not None:
-        memory = arena.lend(slot, span.offset).array()
+        memory: Any = np.asarray(arena.lend(slot, span.offset))
         if arena.pinned:
             memory = memoryview(memory)
     else:

@@ -65,12 +65,7 @@ class JaxBackend(Backend):
 
     def place(self, batch: Any, device: Any) -> Callable[[], Any]:
         leaves: list[Any] = []
-
-        def note(leaf: Any) -> Any:
-            leaves.append(leaf)
-            return leaf
-
-        map_leaves(note, batch)
+        map_leaves(leaves.append, batch)
         ready = [self._arrays.prepared(leaf, self._announce) for leaf in leaves]
         arrays = iter(self._arrays.put([array for array in ready if array is not None], device))
         results = iter([leaf if array is None else next(arrays) for leaf, array in zip(leaves, ready, strict=True)])

@@ -124,10 +124,14 @@ class TorchBackend(Backend):
 
     def settings(self) -> Callable[[], None] | None:
         torch = self.require()
+        try:
+            precision = torch.get_float32_matmul_precision()
+        except RuntimeError:  # it was set in the newer way, for each kind of operation
+            precision = None
         found = (
             str(torch.get_default_dtype()).removeprefix("torch."),
             torch.get_deterministic_debug_mode(),
-            _precision(torch),
+            precision,
             torch.multiprocessing.get_sharing_strategy(),
         )
         return None if found == _AS_IMPORTED else partial(_apply, *found)
@@ -143,14 +147,6 @@ class TorchBackend(Backend):
 
 
 _AS_IMPORTED = ("float32", 0, "highest", "file_descriptor" if sys.platform != "darwin" else "file_system")
-
-
-def _precision(torch: Any) -> str | None:
-    try:
-        precision: str = torch.get_float32_matmul_precision()
-    except RuntimeError:  # it was set in the newer way, for each kind of operation
-        return None
-    return precision
 
 
 def _apply(dtype: str, deterministic: int, precision: str | None, sharing: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from typing import Any
@@ -27,7 +27,10 @@ def page_lock(slot: npt.NDArray[np.uint8], device: Any) -> Callable[[], None]:
     try:
         torch.cuda.check_error(code)
     except RuntimeError:
-        _forget_error(device)
+        # CUDA keeps a refusal as its last error, and torch would take it for that of the next kernel it launches: so
+        # one is launched here.
+        with suppress(RuntimeError), torch.cuda.device(device):
+            torch.ones(1, device="cuda")
         raise
 
     def unlock() -> None:
@@ -38,29 +41,19 @@ def page_lock(slot: npt.NDArray[np.uint8], device: Any) -> Callable[[], None]:
     return unlock
 
 
-def _forget_error(device: Any) -> None:
-    """CUDA keeps a refusal as its last error, and torch would take it for that of the next kernel it launches."""
-    with suppress(RuntimeError), torch.cuda.device(device):
-        torch.ones(1, device="cuda")
-
-
 def fence() -> Callable[[], bool]:
     """Whether all that is queued now, on any stream of torch's, has run."""
-    events = [stream.record_event() for stream in _busy_streams()]
+    events = []
+    for index in range(torch.cuda.device_count()):
+        if torch._C._cuda_hasPrimaryContext(index):  # to ask a device without one would make it
+            streams = (torch.cuda.current_stream(index), torch.cuda.default_stream(index), *_pool(index))
+            once = {stream.cuda_stream: stream for stream in streams}.values()
+            events += [stream.record_event() for stream in once if not stream.query()]
 
     def passed() -> bool:
         return all(event.query() for event in events)
 
     return passed
-
-
-def _busy_streams() -> Iterator[Any]:
-    for index in range(torch.cuda.device_count()):
-        if torch._C._cuda_hasPrimaryContext(index):
-            streams = (torch.cuda.current_stream(index), torch.cuda.default_stream(index), *_pool(index))
-            yield from (
-                stream for stream in {each.cuda_stream: each for each in streams}.values() if not stream.query()
-            )
 
 
 @cache

@@ -38,7 +38,9 @@ def _unusual(leaf: Any) -> Any:
     if isinstance(leaf, np.ma.MaskedArray) or (twin is None and native not in _HELD):
         return leaf
     array = np.asarray(leaf)
-    if not (array.flags.writeable and array.flags.c_contiguous and dtype.isnative):
+    # NumPy calls an array of one row contiguous whatever its strides are, torch refuses a negative one.
+    plain = array.flags.writeable and array.flags.c_contiguous and min(array.strides, default=0) >= 0
+    if not (plain and dtype.isnative):
         array = array.astype(native, order="C", copy=True)
     if twin is None:
         return torch.from_numpy(array.view(f"{dtype.kind}{dtype.itemsize}"))

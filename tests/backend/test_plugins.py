@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import pickle
 import subprocess
 import sys
-import warnings
+import textwrap
+from collections.abc import Callable, Iterator
 from importlib.metadata import EntryPoint
 from types import ModuleType
 from typing import Any
@@ -58,37 +61,52 @@ def point(name: str, target: str) -> EntryPoint:
     return EntryPoint(name, f"made_up:{target}", GROUP)
 
 
-@pytest.fixture(autouse=True)
-def made_up(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+@pytest.fixture
+def install(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """`install(plain="Plain")`: as if only these plug-ins were installed, in a process that has used none of them."""
     module = ModuleType("made_up")
     vars(module).update(Plain=Plain, Framed=Framed, Failing=Failing, number=3)
     monkeypatch.setitem(sys.modules, "made_up", module)
-    monkeypatch.setattr(registry, "_warned", set())
-    return module
+    monkeypatch.setattr(registry, "_loaded", None)
+
+    def points(*pairs: tuple[str, str], **named: str) -> None:
+        found = [point(name, target) for name, target in (*pairs, *named.items())]
+        monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: found)
+        registry.installed.cache_clear()
+
+    yield points
+    monkeypatch.undo()
+    registry.installed.cache_clear()
 
 
 def load_framework(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "framed", ModuleType("framed"))
 
 
-def test_our_three_backends_are_found_by_their_entry_points() -> None:
-    assert set(registry.by_name(registry.installed())) >= OURS
+def test_our_three_backends_are_found_and_say_what_installs_their_framework(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert set(registry.installed()) >= OURS
     for name in OURS:
-        kind = registry.load(registry.by_name(registry.installed())[name])
-        assert kind.name == kind.framework == name
-        assert kind.requirement == f"agnoload[{name}]"
+        backend = registry.create(registry.installed()[name])
+        assert backend.name == backend.framework == name
+        monkeypatch.setitem(sys.modules, name, None)  # as if it were not installed
+        for ask in (lambda name=name: agnoload.get_backend(name), backend.check):
+            message = rf"needs {name}, which is not installed: pip install agnoload\[{name}\]$"
+            with pytest.raises(BackendUnavailable, match=message):
+                ask()
 
 
 @pytest.mark.slow
-def test_finding_and_loading_our_backends_imports_no_framework() -> None:
-    code = (
-        "import sys, agnoload.backend.registry as p; p.loaded_backends(); p.worker_environment(); p.plugin_table();"
-        "print(sorted({'torch', 'jax', 'cupy', 'ml_dtypes'} & set(sys.modules)))"
-    )
-    assert (
-        subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=120).stdout
-        == "[]\n"
-    )
+def test_our_backends_import_no_framework_and_without_one_none_of_them_answers() -> None:
+    code = """
+        import sys, agnoload.backend.registry as registry
+        numpy = registry.get_backend("numpy")
+        print(registry.rank_and_world(numpy), registry.seed_from(object()), registry.to_numpy(object()))
+        print(registry.loaded_backends(), sorted(registry.worker_environment()), len(registry.loaded().table))
+        print(sorted({"torch", "jax", "cupy", "ml_dtypes"} & set(sys.modules)))
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    out = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout
+    assert out.splitlines() == ["None None None", "() ['JAX_PLATFORMS'] 3", "[]"]
 
 
 def test_numpy_does_not_search_the_installed_packages(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,34 +122,10 @@ def test_a_backend_object_or_class_can_be_given() -> None:
         agnoload.get_backend(3)  # type: ignore[arg-type]
 
 
-def test_an_unknown_name_lists_what_is_installed() -> None:
-    with pytest.raises(OptionError, match="installed names 'numpy', 'framed', 'plain'; got 'torhc'"):
-        registry.make("torhc", [point("plain", "Plain"), point("framed", "Framed")])
-
-
-def test_a_missing_framework_gives_the_line_that_installs_it() -> None:
-    with pytest.raises(BackendUnavailable, match=r"needs framed, which is not installed: pip install framed$"):
-        registry.make("framed", [point("framed", "Framed")])
-
-
-@pytest.mark.parametrize("name", sorted(OURS))
-def test_our_missing_frameworks_give_the_line_with_the_extra(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, name, None)  # as if it were not installed
-    message = rf"needs {name}, which is not installed: pip install agnoload\[{name}\]$"
-    with pytest.raises(BackendUnavailable, match=message):
-        agnoload.get_backend(name)
-    with pytest.raises(BackendUnavailable, match=message):
-        registry.load(registry.by_name(registry.installed())[name])().check()
-
-
-def test_a_framework_that_fails_at_import_is_distinguished_from_a_missing_one(
-    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "framed.py").write_text("import a_part_that_is_missing")
-    monkeypatch.syspath_prepend(tmp_path)
-    backend = registry.make("framed", [point("framed", "Framed")])
-    with pytest.raises(BackendUnavailable, match=r"cannot be imported: ModuleNotFoundError.*a_part_that_is_missing"):
-        backend.require()
+def test_an_unknown_name_lists_what_is_installed(install: Callable[..., None]) -> None:
+    install(plain="Plain", framed="Framed")
+    with pytest.raises(OptionError, match="installed names 'numpy', 'framed', 'plain'; got 'plian': did you mean"):
+        agnoload.get_backend("plian")
 
 
 @pytest.mark.parametrize(
@@ -142,51 +136,63 @@ def test_a_framework_that_fails_at_import_is_distinguished_from_a_missing_one(
         ("Failing", "RuntimeError: no licence"),
     ],
 )
-def test_a_broken_plugin_is_named_with_its_cause(target: str, cause: str) -> None:
+def test_a_broken_plugin_is_named_with_its_cause(install: Callable[..., None], target: str, cause: str) -> None:
+    install(bad=target)
     with pytest.raises(BackendUnavailable, match=rf"'bad' \(made_up:{target}\) is broken: {cause}"):
-        registry.make("bad", [point("bad", target)])
+        agnoload.get_backend("bad")
 
 
-def test_a_broken_plugin_gives_one_warning_and_does_not_affect_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    points = [point("bad", "absent"), point("framed", "Framed"), point("failing", "Failing"), point("plain", "Plain")]
+def test_a_broken_plugin_gives_a_warning_and_does_not_affect_the_others(
+    install: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(bad="absent", framed="Framed", failing="Failing", plain="Plain")
     load_framework(monkeypatch)
-    with pytest.warns(AgnoloadWarning, match="'bad'") as caught:
-        table = registry.table_of(points)
-    assert len(caught) == 1
-    assert [plugin.name for plugin in table] == ["failing", "framed"]
-    loaded = Loaded(table)
-    with pytest.warns(AgnoloadWarning, match="'failing'.*no licence") as caught:
-        assert [backend.name for backend in loaded.backends()] == ["framed"]
-    assert len(caught) == 1
-    assert registry.table_of(points) == table  # said once
-    assert [backend.name for backend in loaded.backends()] == ["framed"]
+    with pytest.warns(AgnoloadWarning, match="'bad'|'failing'.*no licence") as caught:
+        assert [backend.name for backend in registry.loaded_backends()] == ["framed"]
+    assert len(caught) == 2
+    assert [backend.name for backend in registry.loaded_backends()] == ["framed"]  # said once
 
 
-def test_the_list_says_ready_or_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    points = [point("plain", "Plain"), point("framed", "Framed"), point("bad", "absent"), point("numpy", "absent")]
-    listed = registry.describe(points)
+def test_the_list_says_ready_or_why_not(install: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    install(plain="Plain", framed="Framed", bad="absent", numpy="absent")
+    listed = agnoload.list_backends()
     assert list(listed) == ["numpy", "bad", "framed", "plain"]
     assert listed["numpy"] == listed["plain"] == "ready"
-    assert "pip install framed" in listed["framed"]
+    assert "needs framed, which is not installed: pip install framed" in listed["framed"]
     assert "is broken" in listed["bad"]
     load_framework(monkeypatch)
     monkeypatch.setattr(Plain, "check", lambda self: 1 / 0)
-    assert registry.describe(points)["framed"] == "ready"
-    assert registry.describe(points)["plain"] == "its check failed: ZeroDivisionError: division by zero"
+    listed = agnoload.list_backends()
+    assert (listed["framed"], listed["plain"]) == ("ready", "its check failed: ZeroDivisionError: division by zero")
 
 
-def test_of_two_packages_with_one_name_the_first_is_used_and_a_warning_says_so() -> None:
-    points = [point("plain", "Plain"), point("plain", "Framed")]
+def test_a_framework_that_fails_at_import_is_distinguished_from_a_missing_one(
+    install: Callable[..., None], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(framed="Framed")
+    (tmp_path / "framed.py").write_text("import a_part_that_is_missing")
+    monkeypatch.syspath_prepend(tmp_path)
+    backend = agnoload.get_backend("framed")
+    with pytest.raises(BackendUnavailable, match=r"cannot be imported: ModuleNotFoundError.*a_part_that_is_missing"):
+        backend.require()
+
+
+def test_of_two_packages_with_one_name_the_first_is_used_and_a_warning_says_so(install: Callable[..., None]) -> None:
+    install(("plain", "Plain"), ("plain", "Framed"))
     with pytest.warns(AgnoloadWarning, match="made_up:Plain is used, made_up:Framed is not"):
-        assert isinstance(registry.make("plain", points), Plain)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        registry.by_name([points[0], points[0]])  # one package found twice is no conflict
+        assert isinstance(agnoload.get_backend("plain"), Plain)
+    install(("plain", "Plain"), ("plain", "Plain"))  # one package found twice is no conflict
+    assert isinstance(agnoload.get_backend("plain"), Plain)
 
 
 def test_a_backend_is_created_once_its_framework_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    loaded = Loaded([Plugin("framed", "made_up:Framed", "framed")])
+    monkeypatch.setitem(sys.modules, "made_up", ModuleType("made_up"))
+    vars(sys.modules["made_up"]).update(Framed=Framed)
+    loaded = Loaded([Plugin("made_up", "Framed", "framed", {})])
+    entered: list[Any] = []
+    monkeypatch.setattr(Framed, "enter_worker", lambda self, look: entered.append(look()))
     array = Framed.Array()
+    loaded.enter_worker()
     assert loaded.backends() == ()
     assert loaded.to_numpy(array) is None
     monkeypatch.setitem(sys.modules, "framed", None)  # an import that was blocked is no framework
@@ -194,16 +200,16 @@ def test_a_backend_is_created_once_its_framework_is_imported(monkeypatch: pytest
     load_framework(monkeypatch)
     (backend,) = loaded.backends()
     assert loaded.backends()[0] is backend
+    assert entered == [None]  # in no worker at the moment
     for _ in range(2):
         assert np.asarray(loaded.to_numpy(array)).tolist() == [7]
     assert loaded.to_numpy("text") is None
 
 
-def test_a_worker_uses_the_table_of_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_loaded", None)
-    monkeypatch.setattr(registry, "installed", lambda: (point("framed", "Framed"),))
-    table = registry.plugin_table()
-    assert [tuple(plugin) for plugin in table] == [("framed", "made_up:Framed", "framed")]
+def test_a_worker_uses_the_table_of_its_parent(install: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    install(framed="Framed")
+    table = pickle.loads(pickle.dumps(registry.loaded().table))
+    assert registry.worker_environment() == {"FRAMED_DEVICES": "none"}
     monkeypatch.setattr(registry, "installed", lambda: pytest.fail("looked"))
     registry.install_table(table)
     load_framework(monkeypatch)
@@ -211,22 +217,8 @@ def test_a_worker_uses_the_table_of_its_parent(monkeypatch: pytest.MonkeyPatch) 
     assert np.asarray(registry.to_numpy(Framed.Array())).tolist() == [7]
     assert registry.seed_from(Framed.Array()) == 63
     assert registry.seed_from(object()) is None
-    assert registry.rank_and_world(Plain()) == (1, 4)
-    assert registry.rank_and_world(Backend()) == (1, 4)
+    assert registry.rank_and_world(Plain()) == registry.rank_and_world(Backend()) == (1, 4)
     assert registry.worker_environment() == {"FRAMED_DEVICES": "none"}
-
-
-def test_the_installed_packages_are_read_once_a_process() -> None:
-    assert registry.installed() is registry.installed()
-
-
-def test_without_a_framework_no_backend_answers() -> None:
-    code = (
-        "import agnoload.backend.registry as p; b = p.get_backend('numpy');"
-        "print(p.rank_and_world(b), p.seed_from(object()), p.to_numpy(object()), p.loaded_backends())"
-    )
-    out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=120).stdout
-    assert out == "None None None ()\n"
 
 
 def test_the_numpy_backend_rejects_a_device_and_warns_about_pinning() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import decimal
 import gc
 import importlib
@@ -23,8 +22,6 @@ import numpy as np
 import pytest
 
 from agnoload import AgnoloadWarning, DataLoader, DatasetNotPicklable, IterableDataset, OptionError
-
-METHODS = ("forkserver", pytest.param("spawn", marks=pytest.mark.slow))
 
 
 def plain(batches: Any) -> list[Any]:
@@ -98,10 +95,9 @@ def script(text: str) -> dict[str, Any]:
     return names
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_cached_and_generic_functions_of_a_script_travel(method: str) -> None:
+def test_cached_and_generic_functions_of_a_script_travel() -> None:
     dataset = script(FUNCTIONS)["Functions"]()
-    with DataLoader(dataset, 2, num_workers=2, collate_fn=list, multiprocessing_context=method) as loader:
+    with DataLoader(dataset, 2, num_workers=2, collate_fn=list) as loader:
         assert [*loader] == [*DataLoader(script(FUNCTIONS)["Functions"](), 2, collate_fn=list)]
 
 
@@ -118,7 +114,7 @@ class Keyed:
 """
 
 
-@pytest.mark.parametrize("method", [*METHODS, "fork"])
+@pytest.mark.parametrize("method", ["forkserver", "fork"])
 @pytest.mark.filterwarnings("ignore:multiprocessing_context='fork'")
 def test_keys_of_a_class_of_the_script_reach_workers(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     names = script(KEYS)
@@ -132,76 +128,48 @@ def test_keys_of_a_class_of_the_script_reach_workers(method: str, monkeypatch: p
 # ------------------------------------------------------------------------------------------------ classes
 
 
-def a_registry() -> Any:
-    kinds: dict[str, type] = {}
+HOOKS = """
+import abc
 
-    class Base:
-        def __init_subclass__(cls) -> None:
-            if cls.__name__ in kinds:
-                raise ValueError(f"two classes named {cls.__name__}")
-            kinds[cls.__name__] = cls
+class Four:
+    def __len__(self): return 4
 
-    class Numbers(Base, Four):
-        def __getitem__(self, index: int) -> Any:
-            return index, kinds["Numbers"] is type(self)
+kinds = {}
 
-    return Numbers()
+class Base:
+    def __init_subclass__(cls, *, kind="none"):
+        assert cls.__name__ not in kinds
+        kinds[cls.__name__] = cls
+        cls.kind, cls.doubled = kind, 2 * cls.number
 
+class Numbers(Base, Four, kind="numbers"):
+    number = 4
+    def __getitem__(self, index): return index * self.doubled, self.kind, kinds["Numbers"] is type(self)
 
-def a_check_of_attributes() -> Any:
-    class Base:
-        def __init_subclass__(cls) -> None:
-            cls.doubled = 2 * cls.number  # type: ignore[attr-defined]
+def metaclass(base):
+    made = []
 
-    class Numbers(Base, Four):
-        number = 4
-
-        def __getitem__(self, index: int) -> Any:
-            return index * self.doubled  # type: ignore[attr-defined]
-
-    return Numbers()
-
-
-def a_keyword() -> Any:
-    class Base:
-        def __init_subclass__(cls, *, kind: str) -> None:
-            cls.kind = kind  # type: ignore[attr-defined]
-
-    class Numbers(Base, Four, kind="numbers"):
-        def __getitem__(self, index: int) -> Any:
-            return index, self.kind  # type: ignore[attr-defined]
-
-    return Numbers()
-
-
-def a_metaclass(base: Any) -> Any:
-    made: list[str] = []
-
-    class Meta(base):  # type: ignore[misc]
-        def __new__(mcs, name: str, bases: Any, namespace: Any, *, suffix: str) -> Any:
+    class Meta(base):
+        def __new__(mcs, name, bases, namespace, *, suffix):
             assert name + suffix not in made
             made.append(name + suffix)
             return super().__new__(mcs, name, bases, namespace)
-
-        def __init__(cls, name: str, bases: Any, namespace: Any, *, suffix: str) -> None:
+        def __init__(cls, name, bases, namespace, *, suffix):
             super().__init__(name, bases, namespace)
 
-    class Numbers(Four, metaclass=Meta, suffix="!"):
-        def __getitem__(self, index: int) -> Any:
-            return index, made, isinstance(self, Numbers), type(type(self)).__name__
+    class Made(Four, metaclass=Meta, suffix="!"):
+        def __getitem__(self, index): return index, made, isinstance(self, Made), type(type(self)).__name__
 
-    return Numbers()
+    return Made
+
+DATASETS = [Numbers(), metaclass(type)(), metaclass(abc.ABCMeta)()]
+"""
 
 
-@pytest.mark.parametrize(
-    "make",
-    [a_registry, a_check_of_attributes, a_keyword, lambda: a_metaclass(type), lambda: a_metaclass(abc.ABCMeta)],
-    ids=["registry", "attributes", "keyword", "metaclass", "abstract metaclass"],
-)
-def test_hooks_of_a_script_do_not_run_again_in_workers(make: Callable[[], Any]) -> None:
-    dataset = make()
-    with DataLoader(dataset, 2, num_workers=2, collate_fn=list) as loader:
-        assert list(loader) == list(DataLoader(dataset, 2, collate_fn=list))
+def test_hooks_of_a_script_do_not_run_again_in_workers() -> None:
+    for dataset in script(HOOKS)["DATASETS"]:
+        with DataLoader(dataset, 2, num_workers=2, collate_fn=list) as loader:
+            assert list(loader) == list(DataLoader(dataset, 2, collate_fn=list))
 
 
 @pytest.fixture
@@ -460,31 +428,36 @@ def other_settings() -> Iterator[None]:
     locale.setlocale(locale.LC_ALL, before)
 
 
-@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.usefixtures("other_settings")
-def test_settings_of_numpy_decimal_and_locale_hold_in_workers(method: str) -> None:
-    with DataLoader(Settings(), 1, num_workers=1, collate_fn=list, multiprocessing_context=method) as loader:
+def test_settings_of_numpy_decimal_and_locale_hold_in_workers() -> None:
+    with DataLoader(Settings(), 1, num_workers=1, collate_fn=list) as loader:
         assert [*loader] == [[Settings()[0]]] * 4
 
 
 class Zeros(Four):
+    def __init__(self, shared: Any) -> None:
+        self.shared = shared
+
     def __getitem__(self, index: int) -> Any:
         import torch
 
+        self.shared[index] = index + 1
         return str(torch.zeros(1).dtype), torch.get_deterministic_debug_mode()
 
 
 @pytest.mark.slow
-def test_torchs_settings_hold_in_workers() -> None:
+def test_torchs_settings_and_shared_tensors_are_the_same_in_workers() -> None:
     torch = pytest.importorskip("torch")
+    cells = torch.zeros(8, dtype=torch.bfloat16).share_memory_()[4:]
     torch.set_default_dtype(torch.float64)
     torch.use_deterministic_algorithms(True)
     try:
-        with DataLoader(Zeros(), 1, num_workers=1, collate_fn=list) as loader:
+        with DataLoader(Zeros(cells), 1, num_workers=1, collate_fn=list) as loader:
             assert [*loader] == [[("torch.float64", 2)]] * 4
     finally:
         torch.set_default_dtype(torch.float32)
         torch.use_deterministic_algorithms(False)
+    assert cells.tolist() == [1, 2, 3, 4]
 
 
 def test_workers_import_torch_for_settings_that_change_results_only() -> None:

@@ -10,7 +10,6 @@ import signal
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -90,63 +89,43 @@ def test_c40_leaving_a_loop_ends_workers_that_are_in_a_sample(method, gate) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("method", "times"), [("forkserver", 20), pytest.param("spawn", 20, marks=pytest.mark.slow), ("fork", 100)]
-)
-def test_c40_the_first_batch_again_and_again_holds_no_more_than_one_set_of_workers(method, times) -> None:
+@pytest.mark.parametrize("method", ["forkserver", "fork"])
+def test_c40_the_first_batch_again_and_again_holds_no_more_than_one_set_of_workers(method) -> None:
     loader = DataLoader(range(100), 4, num_workers=2, multiprocessing_context=method)
     for _ in range(2):  # what the first workers had to import, a template has for the second ones
         next(iter(loader))
     descriptors = len(os.listdir("/proc/self/fd"))
-    for _ in range(times):
+    for _ in range(20):
         assert next(iter(loader)).tolist() == [0, 1, 2, 3]
         assert len(workers()) <= 2
     assert len(os.listdir("/proc/self/fd")) <= descriptors
     assert none_left()
 
 
-def test_c40_dropping_an_iterator_ends_its_workers_without_the_collector() -> None:
+def test_c40_an_iterator_that_is_dropped_or_left_by_an_exception_ends_its_workers_without_the_collector() -> None:
+    def loop() -> None:
+        for _ in loader:
+            raise ZeroDivisionError
+
+    loader = DataLoader(range(100), 4, num_workers=2)
+    gc.collect()
     gc.disable()
     try:
-        loader = DataLoader(range(100), 4, num_workers=2)
         batches = iter(loader)
         next(batches)
         assert len(workers()) == 2
         del batches
         assert none_left()
+        with pytest.raises(ZeroDivisionError) as caught:
+            loop()
+        del caught  # its traceback holds the iterator
+        assert none_left()
     finally:
         gc.enable()
 
 
-def test_c40_the_collector_ends_workers_of_an_iterator_in_a_cycle() -> None:
-    loader = DataLoader(range(100), 4, num_workers=2)
-    batches = iter(loader)
-    next(batches)
-    cycle = [batches]
-    cycle.append(cycle)
-    alive = weakref.ref(batches)
-    del batches, cycle
-    gc.collect()
-    assert alive() is None
-    assert none_left()
-
-
-def test_an_exception_in_the_loop_leaves_workers_only_as_long_as_it_lives() -> None:
-    loader = DataLoader(range(100), 4, num_workers=2)
-
-    def loop() -> None:
-        for _ in loader:
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        loop()
-    gc.collect()
-    assert none_left()
-
-
-@pytest.mark.parametrize("persistent", [False, True])
-def test_batches_outlive_their_loader(persistent) -> None:
-    loader = DataLoader(np.arange(40.0), 4, num_workers=2, persistent_workers=persistent)
+def test_batches_outlive_their_loader() -> None:
+    loader = DataLoader(np.arange(40.0), 4, num_workers=2, persistent_workers=True)
     kept = list(loader)
     loader.close()
     del loader
@@ -158,7 +137,7 @@ def test_batches_outlive_their_loader(persistent) -> None:
 
 
 def test_c41_loaders_in_turn_leave_no_process_at_all() -> None:
-    for number in range(6):
+    for number in range(3):
         with DataLoader(range(20), 4, num_workers=2, persistent_workers=True) as loader:
             assert len(list(loader)) == 5
             assert len(workers()) == 2
@@ -168,8 +147,13 @@ def test_c41_loaders_in_turn_leave_no_process_at_all() -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_c41_closing_ends_a_worker_that_is_in_a_sample(method, gate) -> None:
-    loader = DataLoader(Sleeps(gate, at=1), 1, num_workers=2, multiprocessing_context=method, persistent_workers=True)
+def test_c41_closing_ends_a_worker_that_is_in_a_sample_and_ignores_sigterm(method, gate) -> None:
+    class Stubborn(Sleeps):
+        def __getitem__(self, index: int) -> int:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            return super().__getitem__(index)
+
+    loader = DataLoader(Stubborn(gate, at=1), 1, num_workers=2, multiprocessing_context=method, persistent_workers=True)
     batches = iter(loader)
     next(batches)
     pid = begun(gate)
@@ -178,20 +162,6 @@ def test_c41_closing_ends_a_worker_that_is_in_a_sample(method, gate) -> None:
     assert time.monotonic() - began < LATE
     assert not psutil.pid_exists(pid)
     assert workers() == []
-
-
-def test_c41_closing_ends_a_worker_that_ignores_sigterm(gate) -> None:
-    class Stubborn(Sleeps):
-        def __getitem__(self, index: int) -> int:
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            return super().__getitem__(index)
-
-    loader = DataLoader(Stubborn(gate, at=1), 1, num_workers=2)
-    batches = iter(loader)
-    next(batches)
-    pid = begun(gate)
-    loader.close()
-    assert not psutil.pid_exists(pid)
     with pytest.raises(LoaderClosed):
         next(batches)
 
@@ -217,9 +187,7 @@ def test_c41_an_iterator_that_is_at_its_end_stays_at_its_end_when_the_loader_is_
     assert list(batches) == []
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("persistent", [False, True])
-@pytest.mark.parametrize("kind", ["process", "thread"])
+@pytest.mark.parametrize(("kind", "persistent"), [("process", False), ("process", True), ("thread", True)])
 def test_closing_from_another_thread_wakes_the_one_that_waits(kind, persistent, tmp_path) -> None:
     gates = [str(tmp_path / name) for name in ("begun", "ended")]
     for path in gates:
@@ -300,29 +268,6 @@ def test_a_signal_handler_that_raises_ends_the_wait_and_nothing_else(gate) -> No
 # ---------------------------------------------------------------------------------------------- side by side
 
 
-@pytest.mark.parametrize("persistent", [False, True])
-def test_two_iterators_at_once_are_independent(persistent) -> None:
-    with DataLoader(range(40), 4, num_workers=2, persistent_workers=persistent) as loader:
-        first, second = iter(loader), iter(loader)
-        pairs = list(zip(first, second, strict=True))
-        assert [left.tolist() for left, _ in pairs] == [right.tolist() for _, right in pairs]
-        assert len(pairs) == 10
-        assert [len(batch) for batch in loader] == [4] * 10
-
-
-def test_many_loaders_at_once() -> None:
-    loaders = [DataLoader(range(n), 2, num_workers=1) for n in range(2, 10)]
-    iterators = [iter(loader) for loader in loaders]
-    for step in range(5):
-        for n, batches in enumerate(iterators, 2):
-            batch = next(batches, None)
-            wanted = list(range(n))[2 * step : 2 * step + 2]
-            assert (batch is None) if not wanted else batch.tolist() == wanted
-    for loader in loaders:
-        loader.close()
-    assert workers() == []
-
-
 def test_loaders_in_threads() -> None:
     found: dict[int, list[list[int]]] = {}
 
@@ -374,7 +319,7 @@ class Nested:
         self.method = method
 
     def __len__(self) -> int:
-        return 4
+        return 2
 
     def __getitem__(self, index: int) -> int:
         inner = DataLoader(range(index, index + 4), 2, num_workers=1, multiprocessing_context=self.method)
@@ -382,12 +327,10 @@ class Nested:
             return int(sum(batch.sum() for batch in inner))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("method", [None, "fork"])
-def test_a_dataset_may_use_a_loader_with_workers(method, num_workers) -> None:
-    with DataLoader(Nested(method), 2, num_workers=num_workers) as loader:
-        assert [batch.tolist() for batch in loader] == [[6, 10], [14, 18]]
+def test_a_dataset_may_use_a_loader_with_workers(method) -> None:
+    with DataLoader(Nested(method), 1, num_workers=2) as loader:
+        assert [int(batch[0]) for batch in loader] == [6, 10]
 
 
 def test_a_nested_loader_that_is_left_open_ends_with_its_worker() -> None:
@@ -425,21 +368,21 @@ def test_a_death_is_seen_although_a_process_that_the_worker_forked_lives_on(tmp_
         open(fifo, "w").close()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("method", "kind"),
-    [("forkserver", "process"), pytest.param("spawn", "process", marks=pytest.mark.slow), ("fork", "process"),
-     (None, "thread")],
-)  # fmt: skip
-@pytest.mark.parametrize(("deed", "code"), [("return", 0), ("exit", 3), ("words", 1), ("raise", 1)])
-@pytest.mark.parametrize("place", ["getitem", "worker_init_fn", "encoding"])
-def test_a_copy_of_a_worker_that_comes_out_of_user_code_is_no_worker(place, deed, code, method, kind, capfd) -> None:
+COPIES = [("getitem", deed, "forkserver", "process") for deed in ("return", "exit", "words", "raise")]
+COPIES += [(place, "words", "forkserver", "process") for place in ("worker_init_fn", "encoding")]
+COPIES += [pytest.param("getitem", "raise", "spawn", "process", marks=pytest.mark.slow)]
+COPIES += [("encoding", "return", "fork", "process"), ("worker_init_fn", "raise", "fork", "process")]
+COPIES += [("getitem", "exit", None, "thread"), ("worker_init_fn", "return", None, "thread")]
+
+
+@pytest.mark.parametrize(("place", "deed", "method", "kind"), COPIES)
+def test_a_copy_of_a_worker_that_comes_out_of_user_code_is_no_worker(place, deed, method, kind, capfd) -> None:
     """It ends as a program would; it answers no request, and takes none away."""
 
     def fork() -> None:
         if pid := os.fork():
             _, status = os.waitpid(pid, 0)
-            assert os.waitstatus_to_exitcode(status) == code
+            assert os.waitstatus_to_exitcode(status) == {"return": 0, "exit": 3, "words": 1, "raise": 1}[deed]
         elif deed == "raise":
             raise KeyError("in the copy")
         elif deed != "return":
@@ -471,9 +414,9 @@ def test_a_copy_of_a_worker_that_comes_out_of_user_code_is_no_worker(place, deed
     assert none_left()
     times = {"getitem": 4, "worker_init_fn": 1, "encoding": 4 * (kind == "process")}[place]
     said = capfd.readouterr().err
-    assert said.splitlines().count("in the copy") == (times if deed == "words" else 0)
+    assert said.splitlines().count("SystemExit: in the copy") == (times if deed == "words" else 0)
     assert said.count("KeyError: 'in the copy'") == (times if deed == "raise" else 0)
-    assert said.count("Traceback") == (times if deed == "raise" else 0)
+    assert said.count("Traceback") == (times if deed in ("words", "raise") else 0)
 
 
 # ---------------------------------------------------------------------------------------------- starts that fail
@@ -483,8 +426,7 @@ class Refusal(Exception):
     pass
 
 
-@pytest.mark.parametrize("persistent", [False, True])
-def test_a_start_that_fails_half_way_leaves_nothing(persistent, monkeypatch) -> None:
+def test_a_start_that_fails_half_way_leaves_nothing(monkeypatch) -> None:
     starts = itertools.count()
     begin = launcher.ForkServer.start
 
@@ -494,7 +436,7 @@ def test_a_start_that_fails_half_way_leaves_nothing(persistent, monkeypatch) -> 
         return begin(self, *args)
 
     monkeypatch.setattr(launcher.ForkServer, "start", second_fails)
-    loader = DataLoader(range(8), 2, num_workers=3, persistent_workers=persistent)
+    loader = DataLoader(range(8), 2, num_workers=3, persistent_workers=True)
     with pytest.raises(Refusal):
         iter(loader)
     assert none_left()
@@ -503,60 +445,40 @@ def test_a_start_that_fails_half_way_leaves_nothing(persistent, monkeypatch) -> 
         assert len(list(loader)) == 4
 
 
-EMFILE = """
+LIMITS = """
 import os, resource, warnings
 import agnoload
+
+def descriptors(): return sorted(os.listdir("/proc/self/fd"))
+
+def limited(kind, value):
+    hard = resource.getrlimit(kind)[1]
+    resource.setrlimit(kind, (value, hard))
+    try:
+        assert len(list(loader)) == 4
+    except OSError as error:
+        return error
+    finally:
+        resource.setrlimit(kind, (hard, hard))
 
 warnings.simplefilter("error")
 loader = agnoload.DataLoader(range(8), 2, num_workers=2)
 assert len(list(loader)) == 4
-hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-before = sorted(os.listdir("/proc/self/fd"))
-failed = 0
-for room in range(20):
-    resource.setrlimit(resource.RLIMIT_NOFILE, (len(before) + room, hard))
-    try:
-        assert len(list(loader)) == 4
-    except OSError as error:
-        failed += error.errno == 24
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    assert len(os.listdir("/proc/self/fd")) <= len(before), (room, before, os.listdir("/proc/self/fd"))
+before = descriptors()
+errors = [limited(resource.RLIMIT_NOFILE, len(before) + room) for room in range(20)]
+print(len([error for error in errors if error and error.errno == 24]) > 3, len(descriptors()) <= len(before))
 assert len(list(loader)) == 4
 loader.close()
-print("failed", failed > 3)
-"""
-
-
-@pytest.mark.slow
-def test_running_out_of_descriptors_at_any_step_of_a_start_is_an_error_that_leaves_nothing(program) -> None:
-    code, out, err = program(EMFILE).end()
-    assert (code, out.strip(), err) == (0, "failed True", "")
-
-
-EFBIG = """
-import os, resource
-import agnoload
-
-loader = agnoload.DataLoader(range(8), 2, num_workers=2)
-list(loader)
-loader.close()
-before = sorted(os.listdir("/proc/self/fd"))
-hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
-resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
-try:
-    list(loader)
-except OSError as error:
-    print(error.errno, "ulimit -f" in error.__notes__[0])
+before = descriptors()
+error = limited(resource.RLIMIT_FSIZE, 1 << 20)
 loader.close()  # it has started the fork server
-assert sorted(os.listdir("/proc/self/fd")) == before
-resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
-print(len(list(loader)))
+print(error.errno, "ulimit -f" in error.__notes__[0], descriptors() == before, len(list(loader)))
 """
 
 
 @pytest.mark.slow
-def test_a_limit_on_the_size_of_files_is_an_error_that_names_it(program) -> None:
-    assert program(EFBIG).end() == (0, "27 True\n4\n", "")
+def test_a_limit_on_descriptors_or_the_size_of_files_is_an_error_that_leaves_nothing(program) -> None:
+    assert program(LIMITS).end() == (0, "True True\n27 True True 4\n", "")
 
 
 def test_a_fork_that_the_system_refuses_is_an_error() -> None:

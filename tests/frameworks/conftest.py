@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def start() -> Callable[..., subprocess.Popen[str]]:
     """`start(code, *arguments, **environment)`: a fresh interpreter that runs some code."""
 
@@ -24,7 +24,7 @@ def start() -> Callable[..., subprocess.Popen[str]]:
     return begin
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def ended() -> Callable[..., list[str]]:
     """`ended(*processes)`: what they print, once all have ended well."""
 

@@ -139,12 +139,14 @@ def numbers(loader: Any) -> list[int]:
     return [batch.number for batch in loader]
 
 
-def test_two_batches_are_on_their_way_while_the_user_has_one(recorder: Recorder, eager: None) -> None:
+def test_two_batches_are_on_their_way_across_epochs_while_the_user_has_one(recorder: Recorder, eager: None) -> None:
     ahead = []
-    for number, batch in enumerate(DataLoader(Numbered(40), 4, backend=recorder, device="far")):
-        assert (batch.values[:, 0] == np.arange(4 * number, 4 * number + 4)).all()
+    loader = DataLoader(Numbered(12), 4, backend=recorder, device="far")
+    for number, batch in enumerate(loader.steps(8)):
+        first = 4 * number % 12
+        assert (batch.values[:, 0] == np.arange(first, first + 4)).all()
         ahead.append(recorder.started - recorder.finished)
-    assert ahead == [2] * 8 + [1, 0]
+    assert ahead == [2] * 6 + [1, 0]
 
 
 def test_without_workers_nobody_waits_for_what_is_not_due_yet(recorder: Recorder) -> None:
@@ -173,32 +175,25 @@ def test_the_host_batch_is_let_go_of_once_it_is_finished(recorder: Recorder, eag
     assert all(host() is None for host in recorder.hosts)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("step", ["convert", "place", "finish"])
+KINDS: dict[str, type[Exception]] = {"convert": ValueError, "place": MemoryError, "finish": RuntimeError}
+
+
+@pytest.mark.parametrize(
+    ("step", "workers", "device"), [*((step, 0, "far") for step in KINDS), ("finish", 2, "far"), ("convert", 2, None)]
+)
 def test_an_error_of_the_backend_comes_in_its_batchs_turn_and_names_it(
-    recorder: Recorder, eager: None, step: str, workers: int
+    recorder: Recorder, eager: None, step: str, workers: int, device: str | None
 ) -> None:
     recorder.fail_at = {step: 16}
-    kinds: dict[str, type[Exception]] = {"convert": ValueError, "place": MemoryError, "finish": RuntimeError}
-    with DataLoader(Numbered(40), 4, num_workers=workers, backend=recorder, device="far") as loader:
+    with DataLoader(Numbered(40), 4, num_workers=workers, backend=recorder, device=device) as loader:
         iterator = iter(loader)
-        assert [next(iterator).number for _ in range(4)] == [0, 4, 8, 12]
-        with pytest.raises(kinds[step]) as caught:
+        first = [next(iterator) for _ in range(4)]
+        with pytest.raises(KINDS[step]) as caught:
             next(iterator)
         assert "while batch 4 of epoch 0 was handed to the backend" in caught.value.__notes__
-        assert [batch.number for batch in iterator] == [20, 24, 28, 32, 36]
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_without_a_device_too_an_error_of_the_backend_names_its_batch(recorder: Recorder, workers: int) -> None:
-    recorder.fail_at = {"convert": 8}
-    with DataLoader(Numbered(40), 4, num_workers=workers, backend=recorder) as loader:
-        iterator = iter(loader)
-        assert [next(iterator)["x"][0, 0] for _ in range(2)] == [0, 4]
-        with pytest.raises(ValueError, match="cannot be converted") as caught:
-            next(iterator)
-        assert "at the leaf x" in caught.value.__notes__
-        assert "while batch 2 of epoch 0 was handed to the backend" in caught.value.__notes__
+        assert ("at the leaf x" in caught.value.__notes__) is (step == "convert")
+        numbers = [int((batch["x"] if device is None else batch.values)[0, 0]) for batch in [*first, *iterator]]
+        assert numbers == [0, 4, 8, 12, 20, 24, 28, 32, 36]
 
 
 def test_what_a_sampler_raises_waits_for_the_batches_that_are_on_their_way(recorder: Recorder, eager: None) -> None:
@@ -232,11 +227,10 @@ def test_a_verdict_on_the_epoch_waits_for_the_batches_that_are_on_their_way(reco
     assert len(loader.stats().failed) == 25
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_the_account_is_that_of_the_batches_that_were_given_out(recorder: Recorder, eager: None, workers: int) -> None:
-    with DataLoader(Numbered(40, 8), 4, num_workers=workers) as plain:
+def test_the_account_is_that_of_the_batches_that_were_given_out(recorder: Recorder, eager: None) -> None:
+    with DataLoader(Numbered(40, 8), 4) as plain:
         list(plain)
-    with DataLoader(Numbered(40, 8), 4, num_workers=workers, backend=recorder, device="far") as loader:
+    with DataLoader(Numbered(40, 8), 4, backend=recorder, device="far") as loader:
         iterator = iter(loader)
         for count in range(1, 11):
             next(iterator)
@@ -266,14 +260,6 @@ def test_a_state_counts_what_was_given_out_not_what_is_on_its_way(
     assert numbers(again) == list(range(12, 40, 4))
     loader.load_state_dict(state)
     assert numbers(loader) == list(range(12, 40, 4))
-
-
-def test_steps_place_across_the_end_of_an_epoch(recorder: Recorder, eager: None) -> None:
-    ahead = []
-    for _ in DataLoader(Numbered(12), 4, backend=recorder, device="far").steps(8):
-        ahead.append(recorder.started - recorder.finished)
-    assert ahead == [2] * 6 + [1, 0]
-    assert [entry[1] for entry in recorder.log if entry[0] == "finish"] == [0, 4, 8, 0, 4, 8, 0, 4]
 
 
 @pytest.mark.slow
@@ -350,13 +336,14 @@ def test_memory_that_is_no_slot_is_neither_locked_nor_fenced(recorder: Recorder,
     assert recorder.log == recorder.fences == []
 
 
-class Refusing(Recorder):
-    def attach(self, slot: Any) -> Callable[[], None]:
+def test_a_backend_that_cannot_lock_ends_the_loop_with_its_error(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(slot: Any) -> Callable[[], None]:
         raise OSError("no memory can be locked")
 
-
-def test_a_backend_that_cannot_lock_ends_the_loop_with_its_error() -> None:
-    loader = DataLoader(Numbered(40), 4, num_workers=1, backend=Refusing(), pin_memory=True)
+    monkeypatch.setattr(recorder, "attach", refuse)
+    loader = DataLoader(Numbered(40), 4, num_workers=1, backend=recorder, pin_memory=True)
     with loader, pytest.raises(OSError, match="no memory can be locked"):
         next(iter(loader))
 

@@ -10,11 +10,6 @@ import pytest
 import agnoload
 from agnoload import DataLoader
 
-HERE: dict[str, Any] = {"num_workers": 0}
-THREADS: dict[str, Any] = {"num_workers": 2, "worker_type": "thread"}
-SERVED: dict[str, Any] = {"num_workers": 2}
-SPAWNED: dict[str, Any] = {"num_workers": 2, "multiprocessing_context": "spawn"}
-
 
 @pytest.fixture(scope="module")
 def torch() -> Any:
@@ -49,36 +44,30 @@ def spied() -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [HERE, THREADS, SERVED, SPAWNED])
-def test_tensors_lie_in_the_memory_of_the_batch(torch: Any, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2, "worker_type": "thread"}, {"num_workers": 2}])
+def test_tensors_lie_in_the_memory_of_the_batch_and_have_the_types_of_the_samples(
+    torch: Any, options: dict[str, Any]
+) -> None:
     spy = spied()
     with DataLoader(Numbered(), 4, backend=spy, persistent_workers=True, **options) as loader:
         kept = list(loader)
         tensors = [leaf for batch in kept for leaf in (batch["x"], batch["pair"][0], batch["pair"][1][0])]
         assert [tensor.data_ptr() for tensor in tensors] == spy.addresses
-        if options.get("worker_type") != "thread" and options["num_workers"]:
+        for number, batch in enumerate(kept):
+            rows = [*range(4 * number, 4 * number + 4)]
+            index, (short, names) = batch["pair"]
+            assert [leaf.dtype for leaf in (batch["x"], index, short)] == [torch.float32, torch.int64, torch.int16]
+            assert batch["x"].shape == (4, 3, 5)
+            assert batch["x"][:, 0, 0].tolist() == index.tolist() == short.tolist() == rows
+            assert names == [f"sample {n}" for n in rows]
+        if options == {"num_workers": 2}:
             arena = loader._keeper.kept._pools[0].arena
             slots = [arena[number].mapping for number in range(1, arena._next)]
             for tensor in tensors:
                 assert sum(m.address <= tensor.data_ptr() < m.address + m.nbytes for m in slots) == 1
             assert arena.lent == 10
-            del kept, tensors, tensor
+            del kept, batch, index, short, tensors, tensor
             assert arena.lent == 0
-
-
-@pytest.mark.parametrize("options", [HERE, SERVED])
-def test_structure_and_types_are_those_of_the_samples(torch: Any, options: dict[str, Any]) -> None:
-    with DataLoader(Numbered(), 4, backend="torch", **options) as loader:
-        for number, batch in enumerate(loader):
-            first = 4 * number
-            assert batch["x"].dtype is torch.float32
-            assert batch["x"].shape == (4, 3, 5)
-            assert batch["x"][:, 0, 0].tolist() == [*range(first, first + 4)]
-            index, (short, names) = batch["pair"]
-            assert (index.dtype, short.dtype) == (torch.int64, torch.int16)
-            assert index.tolist() == short.tolist() == [*range(first, first + 4)]
-            assert names == [f"sample {n}" for n in range(first, first + 4)]
-        assert number == 9
 
 
 def test_what_is_written_into_a_batch_does_not_reach_the_dataset(torch: Any) -> None:
@@ -135,7 +124,7 @@ WAYS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", WAYS)
-def test_c05_batches_that_are_kept_stay_and_their_slots_come_free_with_the_last_view(backend: str) -> None:
+def test_batches_that_are_kept_stay_and_their_slots_come_free_with_the_last_view(backend: str) -> None:
     if backend != "numpy":
         pytest.importorskip(backend)
     with DataLoader(Filled(), num_workers=2, persistent_workers=True, backend=backend) as loader:

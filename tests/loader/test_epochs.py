@@ -89,7 +89,7 @@ def test_c32_threads_load_no_more_ahead_either(tmp_path: Path) -> None:
     with DataLoader(Counted(calls, 10), num_workers=2, prefetch_factor=2, worker_type="thread") as loader:
         iterator = iter(loader)
         next(iterator)
-        pool: Any = iterator._pool._pool
+        pool: Any = iterator._pool
         wait_until(
             lambda: pool._replies.qsize() + len(iterator._supply._window) - iterator._supply._window.waiting == 4
         )  # type: ignore[attr-defined]

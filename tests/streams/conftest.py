@@ -1,4 +1,4 @@
-"""Batches of one epoch as lists, a comparison over all kinds and numbers of workers, and resuming at every batch."""
+"""Batches of a stream as lists, whoever reads it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,13 @@ import pytest
 
 from agnoload import AgnoloadWarning, DataLoader
 
-WORKERS = [(0, "process"), (1, "process"), (2, "process"), (3, "process"), (1, "thread"), (2, "thread"), (3, "thread")]
+THREADS = {"num_workers": 2, "worker_type": "thread"}
+PROCESSES = {"num_workers": 2}
+READERS = [
+    pytest.param({}, id="inline"),
+    pytest.param(THREADS, id="threads"),
+    pytest.param(PROCESSES, id="processes", marks=pytest.mark.slow),
+]
 
 
 def plain(batch: Any) -> Any:
@@ -23,20 +29,26 @@ def plain(batch: Any) -> Any:
     return batch.tolist() if isinstance(batch, (np.ndarray, np.generic)) else batch
 
 
+@pytest.fixture(params=READERS)
+def readers(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """Options for each kind of reader: the user's thread, two threads, two processes."""
+    return request.param  # type: ignore[no-any-return]
+
+
 @pytest.fixture(scope="session")
 def load() -> Any:
-    """`load(dataset, batch_size, **options)`: the batches of one epoch, or of `epochs`, as lists."""
+    """`load(stream, size, epochs=1, **options)`: the batches of so many epochs as lists; warnings are errors."""
 
-    def load_epochs(dataset: Any, batch_size: Any = 1, epochs: int = 1, **options: Any) -> list[Any]:
-        loader: Any = DataLoader(dataset, batch_size, **options)
-        return [plain(batch) for _ in range(epochs) for batch in loader]
+    def batches(stream: Any, size: Any = 1, epochs: int = 1, **options: Any) -> list[Any]:
+        with DataLoader(stream, size, **({"seed": 7} | options)) as loader:
+            return [plain(batch) for _ in range(epochs) for batch in loader]
 
-    return load_epochs
+    return batches
 
 
 @pytest.fixture(scope="session")
 def deliver() -> Any:
-    """`deliver(stream, batch_size, workers=0, epoch=0, state=None)`: the batches of an epoch as lists of samples.
+    """`deliver(stream, size, workers=0, epoch=0, state=None)`: the batches of an epoch as lists of samples.
 
     Workers are threads, which start at once: draws are the same as without only if they come from `sample_rng()`.
     """
@@ -53,25 +65,3 @@ def deliver() -> Any:
             return list(loader)
 
     return batches
-
-
-@pytest.fixture(scope="session")
-def everyone() -> list[dict[str, Any]]:
-    """Options for each kind and number of workers; the first has none."""
-    return [{"num_workers": number, "worker_type": kind} for number, kind in WORKERS]
-
-
-@pytest.fixture(scope="session")
-def same_for_all(load: Any, everyone: Any) -> Any:
-    """The batches of a loader, after they were found to be the same for any workers.
-
-    `make()` gives the dataset: a stream that counts in itself must not be shared.
-    """
-
-    def compare(make: Any, batch_size: Any = 1, **options: Any) -> list[Any]:
-        expected = load(make(), batch_size, **options, **everyone[0])
-        for workers in everyone[1:]:
-            assert load(make(), batch_size, **options, **workers) == expected, workers
-        return expected  # type: ignore[no-any-return]
-
-    return compare

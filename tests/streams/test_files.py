@@ -1,4 +1,4 @@
-"""Files as streams: real ones, written here."""
+"""Files as streams, and the readers: real files, written here."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import functools
 import gzip
 import io
 import itertools
+import json
 import lzma
 import pickle
 import sys
@@ -14,319 +15,86 @@ import tarfile
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
 
-from agnoload import DataLoader
+from agnoload import DataLoader, FileStream, read_jsonl, read_lines, read_npy, read_npz, read_parquet, read_tar
 from agnoload.datasets import PackedList
 from agnoload.errors import AgnoloadWarning, BackendUnavailable, OptionError
 from agnoload.inspect import find_large_lists
-from agnoload.streams import FileStream, read_lines, read_npy, read_npz, read_parquet, read_tar
 from agnoload.testing import check_resume
 
+OPENERS = {"": open, ".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+START = st.integers(0, 7)
 
-def values(batches):
+
+def flat(batches):
     return [value for batch in batches for value in batch]
 
 
-def write_tar(path, samples, mode="w"):
+def write_tar(path, members, mode="w"):
     with tarfile.open(path, mode) as archive:
-        for name, content in samples:
+        for name, content in members:
             member = tarfile.TarInfo(name)
             member.size = len(content)
             archive.addfile(member, io.BytesIO(content))
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """One for all examples of a property, each of which writes its file again."""
+    return tmp_path_factory.mktemp("files")
+
+
+# ------------------------------------------------------------------------------------------------ a stream of files
+
+
 @pytest.fixture
-def tars(tmp_path):
-    paths = []
-    for number, size in enumerate([3, 5, 1]):
-        paths.append(tmp_path / f"{number}.tar")
-        samples = [
-            [(f"a/{number}-{n}.txt", f"{number}.{n}".encode()), (f"a/{number}-{n}.cls", b"%d" % n)] for n in range(size)
+def files(tmp_path):
+    """Three of each kind, and what their samples become: pairs of file and place."""
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    paths = {suffix: [tmp_path / f"{n}.{suffix}" for n in range(3)] for suffix in ("tar", "npy", "parquet", "jsonl")}
+    for number, size in enumerate([3, 4, 1]):
+        pairs = [[number, place] for place in range(size)]
+        members = [
+            (f"a/{place}.{suffix}", b"%d" % n)
+            for number, place in pairs
+            for suffix, n in zip("xy", (number, place), strict=True)
         ]
-        write_tar(paths[-1], itertools.chain(*samples))
+        write_tar(paths["tar"][number], members)
+        np.save(paths["npy"][number], np.array(pairs))
+        table = pyarrow.table({"x": [x for x, _ in pairs], "y": [y for _, y in pairs]})
+        parquet.write_table(table, paths["parquet"][number], row_group_size=2)
+        paths["jsonl"][number].write_text("".join(json.dumps({"x": x, "y": y}) + "\n" for x, y in pairs))
     return paths
 
 
-@pytest.fixture
-def parquets(tmp_path):
-    pyarrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
-    paths = []
-    for number, size in enumerate([4, 7]):
-        paths.append(tmp_path / f"{number}.parquet")
-        table = pyarrow.table(
-            {
-                "n": pyarrow.array(range(10 * number, 10 * number + size), pyarrow.int32()),
-                "x": [0.5 * n for n in range(size)],
-                "name": [f"{number}-{n}" for n in range(size)],
-                "gaps": pyarrow.array([None if n % 2 else n for n in range(size)], pyarrow.int64()),
-                "list": [[n] * n for n in range(size)],
-            }
-        )
-        parquet.write_table(table, paths[-1], row_group_size=2)
-    return paths
+READ = {
+    "tar": (read_tar, lambda sample: (int(sample["x"]), int(sample["y"]))),
+    "npy": (read_npy, lambda row: tuple(row.tolist())),
+    "parquet": (read_parquet, lambda row: (int(row["x"]), int(row["y"]))),
+    "jsonl": (read_jsonl, lambda row: (row["x"], row["y"])),
+}
+PAIRS = [(number, place) for number, size in enumerate([3, 4, 1]) for place in range(size)]
 
 
-def text_of(sample):
-    return sample["__key__"], sample["txt"].decode(), int(sample["cls"])
+@pytest.mark.parametrize("kind", READ)
+def test_files_are_streamed_and_resumed_at_every_batch(files, kind):
+    reader, function = READ[kind]
+    assert list(FileStream(files[kind], reader).map(function)) == PAIRS
+    options = {"batch_size": 2, "seed": 1, "collate_fn": list, "worker_type": "thread"}
+    stream = FileStream(files[kind], reader, lanes=1 if kind == "npy" else 2).map(function)
+    made = stream.shuffle(2) if kind == "npy" else stream
+    check_resume(lambda num_workers=0: DataLoader(made, num_workers=num_workers, **options))
+    assert sorted(flat(DataLoader(made, **options))) == PAIRS
 
 
-def number_of(sample):
-    return int(sample["n"])
-
-
-def check_every_resume(stream, size, expected, worker_type="thread"):
-    """Each sample once, and resumed at every batch with 0 to 2 workers."""
-    assert sorted(stream) == expected
-
-    def make(num_workers=0):
-        return DataLoader(stream, size, seed=1, collate_fn=list, num_workers=num_workers, worker_type=worker_type)
-
-    check_resume(make)
-    assert sorted(values(make())) == expected
-
-
-def test_tar_files_are_streamed_and_resumed_at_every_batch(tars):
-    expected = [(f"a/{number}-{n}", f"{number}.{n}", n) for number, size in enumerate([3, 5, 1]) for n in range(size)]
-    check_every_resume(FileStream(tars, read_tar).map(text_of), 2, expected)
-    check_every_resume(FileStream(tars, read_tar, lanes=1).map(text_of), 2, expected)
-    check_resume(lambda: DataLoader(FileStream(tars, read_tar, lanes=1).map(text_of).shuffle(2), 2, seed=1))
-
-
-@pytest.mark.slow
-def test_files_are_resumed_at_every_batch_in_processes(tars, parquets):
-    expected = [(f"a/{number}-{n}", f"{number}.{n}", n) for number, size in enumerate([3, 5, 1]) for n in range(size)]
-    check_every_resume(FileStream(tars, read_tar).map(text_of), 2, expected, "process")
-    check_every_resume(FileStream(parquets, read_parquet).map(number_of), 3, [*range(4), *range(10, 17)], "process")
-
-
-def test_parquet_files_are_streamed_and_resumed_at_every_batch(parquets):
-    check_every_resume(FileStream(parquets, read_parquet).map(number_of), 3, [*range(4), *range(10, 17)])
-
-
-def test_rows_of_parquet_keep_their_types(parquets):
-    rows = list(read_parquet(parquets[0]))
-    assert [type(rows[1][name]) for name in rows[1]] == [np.int32, np.float64, str, type(None), list]
-    assert rows[2] == {"n": 2, "x": 1.0, "name": "0-2", "gaps": 2, "list": [2, 2]}
-    assert list(read_parquet(parquets[0], columns=["name"]))[3] == {"name": "0-3"}
-    for start in range(6):
-        assert list(read_parquet(parquets[0], start=start)) == rows[start:]
-
-
-@pytest.fixture
-def gaps(tmp_path):
-    """A file with a missing value in its first row group only."""
-    pyarrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
-    columns = {
-        "i": pyarrow.array([1, None, 3, 4], pyarrow.int8()),
-        "f": pyarrow.array([None, 1.5, 2.5, 3.5], pyarrow.float32()),
-        "h": pyarrow.array(np.array([1, 2, 3, 4], np.float16), mask=np.array([0, 1, 0, 0], bool)),
-        "b": pyarrow.array([True, None, False, True]),
-        "day": pyarrow.array([1, None, 2, 3], pyarrow.int32()).cast(pyarrow.date32()),
-        "time": pyarrow.array([1, None, 10**9 + 1, 3], pyarrow.timestamp("ns")),
-        "span": pyarrow.array([1, None, 10**9 + 1, 3], pyarrow.duration("ns")),
-        "none": pyarrow.array([None] * 4, pyarrow.int16()),
-    }
-    parquet.write_table(pyarrow.table(columns), tmp_path / "a.parquet", row_group_size=2)
-    return tmp_path / "a.parquet"
-
-
-def test_a_missing_value_changes_no_other_nor_its_type(gaps):
-    columns = {
-        "i": np.array([1, 0, 3, 4], np.int8),
-        "f": np.array([0, 1.5, 2.5, 3.5], np.float32),
-        "h": np.array([1, 0, 3, 4], np.float16),
-        "b": np.array([True, False, False, True]),
-        "day": np.array([1, 0, 2, 3], "datetime64[D]"),
-        "time": np.array([1, 0, 10**9 + 1, 3], "datetime64[ns]"),
-        "span": np.array([1, 0, 10**9 + 1, 3], "timedelta64[ns]"),
-        "none": np.zeros(4, np.int16),
-    }
-    missing = {"f": [0], "none": [0, 1, 2, 3]}
-    for start in range(5):  # what is read on after a resume is what it was before
-        rows = list(read_parquet(gaps, start))
-        assert len(rows) == 4 - start
-        for place, row in enumerate(rows, start):
-            assert list(row) == list(columns)
-            for name, value in row.items():
-                wanted = None if place in missing.get(name, [1]) else columns[name][place]
-                assert value == wanted
-                assert type(value) is type(wanted)
-                assert wanted is None or value.dtype == wanted.dtype
-
-
-def test_parquet_without_rows_gives_none(tmp_path, gaps):
-    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    parquet.write_table(parquet.read_table(gaps).slice(0, 0), tmp_path / "b.parquet")
-    parquet.write_table(pyarrow.table({}), tmp_path / "c.parquet")
-    assert list(read_parquet(tmp_path / "b.parquet")) == list(read_parquet(tmp_path / "c.parquet")) == []
-
-
-def test_columns_that_would_be_lost_are_refused(tmp_path, gaps):
-    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    with pytest.raises(OptionError, match=r"a.parquet has no columns \['x'\], it has \['i', 'f'"):
-        list(read_parquet(gaps, columns=["i", "x"]))
-    nested = pyarrow.table({"s": [{"a": 1, "b": 2}, {"a": 3, "b": 4}]})
-    parquet.write_table(nested, tmp_path / "b.parquet")
-    assert list(read_parquet(tmp_path / "b.parquet", columns=["s.a"])) == [{"s": {"a": 1}}, {"s": {"a": 3}}]
-    twice = pyarrow.Table.from_arrays([pyarrow.array([1]), pyarrow.array([2])], names=["x", "x"])
-    parquet.write_table(twice, tmp_path / "c.parquet")
-    with pytest.raises(OptionError, match=r"must have names of their own to make a dict, got \['x', 'x'\]"):
-        list(read_parquet(tmp_path / "c.parquet"))
-
-
-@pytest.mark.parametrize("mode", ["w", "w:gz", "w:xz"])
-def test_tars_may_be_compressed_and_hold_other_things_than_files(tmp_path, mode):
-    path = tmp_path / "a.tar"
-    with tarfile.open(path, mode) as archive:
-        folder = tarfile.TarInfo("x")
-        folder.type = tarfile.DIRTYPE
-        archive.addfile(folder)
-        for name in ("x/1.seg.png", "x/1.json", "x/2.json", "3"):
-            member = tarfile.TarInfo(name)
-            member.size = 2
-            archive.addfile(member, io.BytesIO(b"{}"))
-    assert list(read_tar(path)) == [
-        {"__key__": "x/1", "seg.png": b"{}", "json": b"{}"},
-        {"__key__": "x/2", "json": b"{}"},
-        {"__key__": "3", "": b"{}"},
-    ]
-    assert next(iter(read_tar(path, start=1)))["__key__"] == "x/2"
-
-
-def test_a_tar_with_a_file_twice_is_an_error_that_names_it(tmp_path):
-    write_tar(tmp_path / "a.tar", [("1.txt", b"a"), ("1.txt", b"b")])
-    with pytest.raises(OptionError, match=r"a.tar holds 1.txt twice") as caught:
-        list(FileStream(tmp_path / "a.tar", read_tar))
-    assert "record 1 of" in caught.value.__notes__[0]
-
-
-def test_hidden_files_of_a_tar_are_left_out_and_do_not_part_a_sample(tmp_path):
-    names = ["a/._7.jpg", "a/7.jpg", "a/._7.cls", "a/7.cls", ".DS_Store", "./b.c/8.cls"]
-    write_tar(tmp_path / "a.tar", [(name, name.encode()) for name in names])
-    assert list(read_tar(tmp_path / "a.tar")) == [
-        {"__key__": "a/7", "jpg": b"a/7.jpg", "cls": b"a/7.cls"},
-        {"__key__": "./b.c/8", "cls": b"./b.c/8.cls"},
-    ]
-
-
-@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE])
-def test_links_in_a_tar_are_left_out_and_one_warning_says_so(tmp_path, kind):
-    with tarfile.open(tmp_path / "a.tar", "w") as archive:
-        archive.addfile(tarfile.TarInfo("1.txt"), io.BytesIO())
-        for name in ("2.txt", "3.txt"):
-            member = tarfile.TarInfo(name)
-            member.type, member.linkname = kind, "1.txt"
-            archive.addfile(member)
-    with pytest.warns(AgnoloadWarning, match=r"a.tar holds links, which are left out: 2.txt to 1.txt is") as told:
-        assert list(read_tar(tmp_path / "a.tar")) == [{"__key__": "1", "txt": b""}]
-    assert len(told) == 1
-
-
-def test_a_tar_with_a_file_by_the_name_of_the_key_is_an_error(tmp_path):
-    write_tar(tmp_path / "a.tar", [("1.__key__", b"a")])
-    with pytest.raises(OptionError, match=r"a.tar holds 1.__key__, but __key__ is"):
-        list(read_tar(tmp_path / "a.tar"))
-
-
-@pytest.mark.parametrize("mode", ["w", "w:gz"])
-@pytest.mark.parametrize("cut", [False, True])
-def test_a_damaged_header_in_a_tar_is_an_error_and_not_the_end(tmp_path, mode, cut):
-    """`tarfile` by itself gives what comes before and ends."""
-    path = tmp_path / "a.tar"
-    write_tar(path, [(f"{n}.txt", b"%d" % n) for n in range(4)])
-    data = bytearray(path.read_bytes())
-    data[2 * 1024 + 5] ^= 1
-    del data[2 * 1024 + 100 if cut else len(data) :]
-    path.write_bytes(gzip.compress(data) if mode == "w:gz" else data)
-    samples = iter(FileStream(path, read_tar))
-    assert [next(samples)["txt"] for _ in range(1)] == [b"0"]
-    with pytest.raises(tarfile.ReadError, match="at byte 2048 of the archive") as caught:
-        list(samples)
-    assert caught.value.__notes__ == [f"at record 2 of {path} (the first is record 1)"]
-
-
-def test_of_a_tar_nothing_is_read_that_was_delivered_before(tmp_path, monkeypatch):
-    write_tar(tmp_path / "a.tar", [(f"{n}.{suffix}", b"%d" % n) for n in range(5) for suffix in ("txt", "cls")])
-    read, extract = [], tarfile.TarFile.extractfile
-    monkeypatch.setattr(tarfile.TarFile, "extractfile", lambda tar, m: read.append(m.name) or extract(tar, m))
-    for start in range(7):
-        read.clear()
-        samples = list(read_tar(tmp_path / "a.tar", start=start))
-        assert samples == [{"__key__": str(n), "txt": b"%d" % n, "cls": b"%d" % n} for n in range(start, 5)]
-        assert read == [f"{n}.{suffix}" for n in range(start, 5) for suffix in ("txt", "cls")]
-
-
-@pytest.mark.parametrize(("suffix", "opener"), [("", open), (".gz", gzip.open), (".bz2", bz2.open), (".xz", lzma.open)])
-def test_lines_come_without_their_ends(tmp_path, suffix, opener):
-    path = tmp_path / f"a.txt{suffix}"
-    with opener(path, "wb") as file:
-        file.write("one\r\n\ntwo\r ü\r\r\nthree".encode())
-    assert list(read_lines(path)) == ["one", "", "two\r ü\r", "three"]
-    assert list(read_lines(path, start=2)) == ["two\r ü\r", "three"]
-
-
-@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32-be", "utf-8-sig", "cp037"])
-@pytest.mark.parametrize(("suffix", "opener"), [("", open), (".gz", gzip.open)])
-def test_lines_take_encodings_whose_line_ends_are_not_one_byte(tmp_path, encoding, suffix, opener):
-    lines = ["one", "", "ਊ\r", "three"] if encoding != "cp037" else ["one", "", "two\r", "three"]
-    path = tmp_path / f"a{suffix}"
-    with opener(path, "wb") as file:
-        file.write(f"one\n\n{lines[2]}\r\nthree".encode(encoding))
-    for start in range(6):
-        assert list(read_lines(path, start, encoding)) == lines[start:]
-
-
-def test_lines_take_another_encoding(tmp_path):
-    (tmp_path / "a").write_bytes("ü\nä".encode("latin-1"))
-    assert list(FileStream([tmp_path / "a"], functools.partial(read_lines, encoding="latin-1"))) == ["ü", "ä"]
-
-
-def test_rows_of_npy_are_arrays_of_their_own(tmp_path):
-    array = np.arange(12, dtype=np.int16).reshape(4, 3)
-    np.save(tmp_path / "a.npy", array)
-    rows = list(read_npy(tmp_path / "a.npy", start=1))
-    np.testing.assert_array_equal(rows, array[1:])
-    assert type(rows[0]) is np.ndarray
-    rows[0][:] = 0
-    np.save(tmp_path / "d.npy", np.array([(1, 2.5), (3, 4.5)], "i4, f8"))
-    records = list(read_npy(tmp_path / "d.npy"))
-    records[0]["f0"] = 5
-    assert [record.item() for record in records] == [(5, 2.5), (3, 4.5)]
-    np.save(tmp_path / "b.npy", np.array([1.5, 2.5], np.float32))
-    assert [type(row) for row in read_npy(tmp_path / "b.npy")] == [np.float32] * 2
-    np.save(tmp_path / "c.npy", np.array(3))
-    with pytest.raises(OptionError, match="first axis"):
-        list(read_npy(tmp_path / "c.npy"))
-
-
-def test_rows_of_npz_are_dicts(tmp_path):
-    np.savez(tmp_path / "a.npz", x=np.arange(6).reshape(3, 2), y=np.array([5, 6, 7], np.uint8))
-    rows = list(read_npz(tmp_path / "a.npz"))
-    assert [row["y"] for row in rows] == [5, 6, 7]
-    assert rows[1]["x"].tolist() == [2, 3]
-    assert rows[0]["y"].dtype == np.uint8
-    assert len(list(read_npz(tmp_path / "a.npz", start=2))) == 1
-    np.savez(tmp_path / "b.npz", x=np.arange(3), y=np.arange(2))
-    with pytest.raises(OptionError, match="first axis of one length"):
-        list(read_npz(tmp_path / "b.npz"))
-
-
-def test_pickles_in_arrays_are_never_loaded(tmp_path):
-    np.save(tmp_path / "a.npy", np.array([{}], object), allow_pickle=True)
-    with pytest.raises(ValueError, match="Python objects"):
-        list(read_npy(tmp_path / "a.npy"))
-    np.savez(tmp_path / "a.npz", a=np.array([{}], object), allow_pickle=True)
-    with pytest.raises(ValueError, match="allow_pickle"):
-        list(read_npz(tmp_path / "a.npz"))
-
-
-def test_numbers_are_streamed_and_resumed_at_every_batch(tmp_path):
-    paths = [tmp_path / f"{number}.npy" for number in range(3)]
-    for number, path in enumerate(paths):
-        np.save(path, np.arange(10 * number, 10 * number + 4))
-    check_every_resume(FileStream(paths, read_npy).map(int), 3, [*range(4), *range(10, 14), *range(20, 24)])
+def test_ranks_have_files_of_their_own(deliver, files):
+    streams = [FileStream(files["npy"], read_npy).split_by_rank(rank, 2).map(READ["npy"][1]) for rank in range(2)]
+    shares = [flat(deliver(stream, 2)) for stream in streams]
+    assert [{number for number, _ in share} for share in shares] == [{0, 2}, {1}]
+    assert sorted(flat(shares)) == PAIRS
 
 
 def test_a_reader_with_start_begins_there_and_one_without_is_read_past(deliver):
@@ -357,88 +125,301 @@ def test_files_are_opened_when_they_are_read(deliver):
     assert caught.value.__notes__[:1] == ["at record 1 of missing-1 (the first is record 1)"]
 
 
-def test_ranks_have_files_of_their_own(deliver, tars):
-    shares = [values(deliver(FileStream(tars, read_tar).split_by_rank(rank, 2).map(text_of), 2)) for rank in range(2)]
-    assert {text[0] for _, text, _ in shares[0]} == {"0", "2"}
-    assert len(values(shares)) == 9
+def test_what_is_no_file_stream_is_rejected():
+    for paths, reader, lanes, words in (
+        ([3], read_lines, 1, "str or os.PathLike, got 3"),
+        (["a"], "lines", 1, "function of a path"),
+        (["a"], read_lines, 0, "lanes"),
+        (3, read_lines, 1, "one path, or an iterable of them"),
+    ):
+        with pytest.raises(OptionError, match=words):
+            FileStream(paths, reader, lanes=lanes)
 
 
-def test_urls_go_through_fsspec(gaps):
+def test_very_many_paths_may_stay_packed(files):
+    names = list(map(str, files["npy"])) * 34_000
+    paths = PackedList(names)
+    stream = FileStream(paths, read_npy)
+    assert stream.paths is paths
+    assert stream.num_shards == 102_000
+    assert find_large_lists(stream) == []
+    assert find_large_lists(FileStream(names, read_npy)) == ["dataset.paths"]
+    assert [row.tolist() for row in stream.shard(101_999)] == [[2, 0]]
+
+
+def test_a_file_stream_pickles_and_says_what_it_is(files):
+    stream = FileStream(files["tar"], functools.partial(read_tar))
+    assert list(pickle.loads(pickle.dumps(stream))) == list(stream)
+    assert repr(stream) == "FileStream(3 files, read_tar)"
+
+
+def test_urls_go_through_fsspec(files):
     fsspec = pytest.importorskip("fsspec")
     memory = fsspec.filesystem("memory")
-    memory.pipe("/agnoload/a.txt", b"one\ntwo\n")
+    for kind, paths in files.items():
+        memory.pipe(f"/agnoload/a.{kind}", paths[1].read_bytes())
     packed = io.BytesIO()
-    np.save(packed, np.arange(3))
-    memory.pipe("/agnoload/a.npy", packed.getvalue())
-    archive = io.BytesIO()
-    with tarfile.open(fileobj=archive, mode="w") as tar:
-        tar.addfile(tarfile.TarInfo("1.txt"), io.BytesIO())
-    memory.pipe("/agnoload/a.tar", archive.getvalue())
+    np.savez(packed, x=np.arange(3))
+    memory.pipe("/agnoload/a.npz", packed.getvalue())
     memory.pipe("/agnoload/a.txt.gz", gzip.compress(b"one\ntwo\n"))
-    memory.pipe("/agnoload/a.parquet", gaps.read_bytes())
-    arrays = io.BytesIO()
-    np.savez(arrays, x=np.arange(3))
-    memory.pipe("/agnoload/a.npz", arrays.getvalue())
     try:
-        assert list(read_lines("memory://agnoload/a.txt.gz", start=1)) == ["two"]
+        for kind, (reader, function) in READ.items():
+            assert list(map(function, reader(f"memory://agnoload/a.{kind}", start=1))) == PAIRS[4:7]
         assert [int(row["x"]) for row in read_npz("memory://agnoload/a.npz", start=1)] == [1, 2]
-        assert [row["i"] for row in read_parquet("memory://agnoload/a.parquet", start=1)] == [None, 3, 4]
+        assert list(FileStream("memory://agnoload/a.txt.gz", read_lines)) == ["one", "two"]
         with pytest.raises(FileNotFoundError) as caught:
             list(FileStream("memory://agnoload/b.txt", read_lines))
         assert caught.value.__notes__ == ["at record 1 of memory://agnoload/b.txt (the first is record 1)"]
-        assert list(FileStream("memory://agnoload/a.txt", read_lines)) == ["one", "two"]
-        assert [int(row) for row in read_npy("memory://agnoload/a.npy")] == [0, 1, 2]
-        assert list(read_tar("memory://agnoload/a.tar")) == [{"__key__": "1", "txt": b""}]
     finally:
         memory.rm("/agnoload", recursive=True)
 
 
-@pytest.mark.parametrize(
-    ("module", "read", "words"),
-    [
-        (
-            "fsspec",
-            lambda: read_lines("s3://bucket/a.txt"),
-            "fsspec is needed to read s3://bucket/a.txt: pip install fsspec",
-        ),
-        (
-            "pyarrow.parquet",
-            lambda: read_parquet("a.parquet"),
-            "pyarrow is needed to read a.parquet: pip install pyarrow",
-        ),
-    ],
+def test_a_missing_package_is_named_with_the_way_to_install_it(monkeypatch):
+    for module, reader, path in (("fsspec", read_lines, "s3://a.txt"), ("pyarrow", read_parquet, "a.parquet")):
+        monkeypatch.setitem(sys.modules, module, None)
+        with pytest.raises(BackendUnavailable, match=f"{module} is needed to read {path}: pip install {module}"):
+            next(reader(path))
+
+
+# ------------------------------------------------------------------------------------------------ lines and JSON
+
+
+@settings(max_examples=40)
+@given(
+    lines=st.lists(st.text("aü\u0a0a\u0d0d\x85 ", max_size=5), max_size=6),
+    encoding=st.sampled_from(["utf-8", "utf-8", "utf-16", "utf-16-le", "utf-32-be", "utf-8-sig"]),
+    line_end=st.sampled_from(["\n", "\r\n"]),
+    ended=st.booleans(),
+    suffix=st.sampled_from(list(OPENERS)),
+    start=START,
 )
-def test_a_missing_package_is_named_with_the_way_to_install_it(monkeypatch, module, read, words):
-    monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(BackendUnavailable, match=words):
-        next(read())
+def test_lines_come_without_their_ends_in_any_encoding(folder, lines, encoding, line_end, ended, suffix, start):
+    text = line_end.join(lines) + line_end * (ended and bool(lines))
+    path = folder / f"a.txt{suffix}"
+    with OPENERS[suffix](path, "wb") as file:
+        file.write(text.encode(encoding))
+    wanted = lines if ended or not lines or lines[-1] else lines[:-1]  # an empty line that is not ended is none
+    assert list(read_lines(path, start, encoding)) == wanted[start:]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (([3], read_lines), "str or os.PathLike, got 3"),
-        ((["a"], "lines"), "function of a path"),
-        ((["a"], read_lines, 0), "lanes"),
-    ],
+def test_only_one_line_end_is_taken_away(tmp_path):
+    (tmp_path / "a").write_bytes(b"one\r\r\n\xe4\rb\x0a\x85")
+    assert list(read_lines(tmp_path / "a", encoding="latin-1")) == ["one\r", "ä\rb", "\x85"]
+    assert list(FileStream(tmp_path / "a", functools.partial(read_lines, encoding="latin-1"))) == [
+        "one\r",
+        "ä\rb",
+        "\x85",
+    ]
+
+
+TEXT = st.text('aé\n"', max_size=3)
+RECORDS = st.lists(st.dictionaries(TEXT, st.integers() | TEXT, max_size=2), max_size=5)
+
+
+@settings(max_examples=20)
+@given(records=RECORDS, blank=st.sets(st.integers(0, 5)), start=START)
+def test_json_lines_are_records_but_for_blank_ones(folder, records, blank, start):
+    lines = [" \t\n" * (number in blank) + json.dumps(record) for number, record in enumerate(records)]
+    (folder / "a.jsonl").write_text("\n".join(lines))
+    assert list(read_jsonl(folder / "a.jsonl", start)) == records[start:]
+
+
+# ------------------------------------------------------------------------------------------------ arrays
+
+
+@settings(max_examples=30)
+@given(
+    array=arrays.arrays(
+        st.sampled_from(["i2", "f4", "?", "U3", "i4, f8"]),
+        st.tuples(st.integers(0, 4)) | st.tuples(st.integers(0, 4), st.integers(0, 3)),
+    ),
+    start=START,
+    suffix=st.sampled_from(["", ".gz"]),
 )
-def test_what_is_no_file_stream_is_refused(arguments, words):
-    paths, reader, *lanes = arguments
-    with pytest.raises(OptionError, match=words):
-        FileStream(paths, reader, **({"lanes": lanes[0]} if lanes else {}))
+def test_rows_of_npy_are_values_of_their_own(folder, array, start, suffix):
+    path = folder / f"a.npy{suffix}"
+    with OPENERS[suffix](path, "wb") as file:
+        np.save(file, array)
+    rows = list(read_npy(path, start))
+    assert [(type(row), row.dtype, row.tobytes()) for row in rows] == [
+        (type(row), row.dtype, row.tobytes()) for row in array[start:]
+    ]
+    assert all(row.base is None for row in rows if isinstance(row, np.ndarray)), "no row keeps the file"
+    for row in rows:  # they may be written to
+        if isinstance(row, np.void):
+            row[0] = 0
+        elif isinstance(row, np.ndarray):
+            row[...] = 0
 
 
-def test_very_many_paths_may_stay_packed(tars):
-    paths = PackedList(map(str, tars * 50_000))
-    stream = FileStream(paths, read_tar)
-    assert stream.paths is paths
-    assert stream.num_shards == 150_000
-    assert find_large_lists(stream) == []
-    assert find_large_lists(FileStream(list(paths), read_tar)) == ["dataset.paths"]
-    assert list(stream.shard(149_999)) == list(read_tar(tars[2]))
+@settings(max_examples=12)
+@given(lengths=st.lists(st.integers(0, 4), min_size=1, max_size=3), start=START)
+def test_rows_of_npz_are_dicts_if_all_arrays_are_as_long(folder, lengths, start):
+    columns = {
+        f"c{k}": np.arange(length * 2, dtype=f"i{2 ** (k + 1)}").reshape(length, 2) for k, length in enumerate(lengths)
+    }
+    np.savez(folder / "a.npz", **columns)
+    if len(set(lengths)) > 1:
+        with pytest.raises(OptionError, match=r"first axis of one length, got shapes"):
+            list(read_npz(folder / "a.npz", start))
+        return
+    rows = list(read_npz(folder / "a.npz", start))
+    assert len(rows) == max(0, lengths[0] - start)
+    for place, row in enumerate(rows, start):
+        assert {name: (value.dtype, value.tolist()) for name, value in row.items()} == {
+            name: (column.dtype, column[place].tolist()) for name, column in columns.items()
+        }
 
 
-def test_a_file_stream_pickles_and_says_what_it_is(tars):
-    stream = FileStream(tars, functools.partial(read_tar))
-    assert list(pickle.loads(pickle.dumps(stream))) == list(stream)
-    assert repr(stream) == "FileStream(3 files, read_tar)"
+def test_arrays_without_a_first_axis_or_with_pickles_are_rejected(tmp_path):
+    np.save(tmp_path / "a.npy", np.array(3))
+    np.savez(tmp_path / "a.npz", x=np.array(3))
+    for reader, suffix in ((read_npy, "npy"), (read_npz, "npz")):
+        with pytest.raises(OptionError, match="first axis"):
+            list(reader(tmp_path / f"a.{suffix}"))
+    np.save(tmp_path / "b.npy", np.array([{}], object), allow_pickle=True)
+    np.savez(tmp_path / "b.npz", a=np.array([{}], object), allow_pickle=True)
+    for reader, suffix in ((read_npy, "npy"), (read_npz, "npz")):
+        with pytest.raises(ValueError, match=r"Python objects|allow_pickle"):
+            list(reader(tmp_path / f"b.{suffix}"))
+
+
+# ------------------------------------------------------------------------------------------------ tar
+
+NAMES = st.sampled_from(["a", "b.c", "x/a", "./y.z/d"])
+SUFFIXES = st.lists(st.sampled_from(["txt", "cls", "png"]), min_size=1, max_size=3, unique=True)
+
+
+@settings(max_examples=25)
+@given(
+    samples=st.lists(st.tuples(NAMES, SUFFIXES), max_size=4, unique_by=lambda sample: sample[0]),
+    extra=st.sampled_from([None, ".hidden", "._a.txt", "folder"]),
+    mode=st.sampled_from(["w", "w:gz", "w:xz"]),
+    start=START,
+)
+def test_neighbours_in_a_tar_are_one_sample_cut_at_the_first_dot_or_the_last(folder, samples, extra, mode, start):
+    """Hidden files and folders part no sample."""
+    path = folder / "a.tar"
+    with tarfile.open(path, mode) as archive:
+        for name, suffixes in samples:
+            for suffix in suffixes:
+                member = tarfile.TarInfo(f"{name}.{suffix}")
+                member.size = len(member.name)
+                archive.addfile(member, io.BytesIO(member.name.encode()))
+                if extra is not None:
+                    other = tarfile.TarInfo(f"{name.rpartition('/')[0] or '.'}/{extra}")
+                    other.type = tarfile.DIRTYPE if extra == "folder" else tarfile.REGTYPE
+                    archive.addfile(other, io.BytesIO())
+    wanted = [
+        {"__key__": name} | {suffix: f"{name}.{suffix}".encode() for suffix in suffixes} for name, suffixes in samples
+    ]
+    assert list(read_tar(path, start, dot="last")) == wanted[start:]
+    for sample, (name, suffixes) in zip(wanted, samples, strict=True):
+        if name == "b.c":
+            sample.clear()
+            sample.update({"__key__": "b"}, **{f"c.{suffix}": f"{name}.{suffix}".encode() for suffix in suffixes})
+    assert list(read_tar(path, start)) == wanted[start:]
+
+
+def test_files_of_a_tar_without_a_suffix_have_an_empty_one(tmp_path):
+    write_tar(tmp_path / "a.tar", [("3", b"{}")])
+    assert list(read_tar(tmp_path / "a.tar")) == [{"__key__": "3", "": b"{}"}]
+    with pytest.raises(OptionError, match="dot must be"):
+        list(read_tar(tmp_path / "a.tar", dot="middle"))
+
+
+def test_a_tar_whose_samples_cannot_be_told_apart_is_an_error_that_names_the_file(tmp_path):
+    for members, record, words in (
+        (["1.txt", "1.txt"], 1, "a.tar holds 1.txt twice"),
+        (["1.__key__"], 1, "a.tar holds 1.__key__, but __key__ is"),
+        (["0.x", "1.x", "0.y", "1.y"], 3, r"0.y is at byte 1024, away from the others of '0' at byte 0.*--sort"),
+    ):
+        write_tar(tmp_path / "a.tar", [(name, b"") for name in members])
+        with pytest.raises(OptionError, match=words) as caught:
+            list(FileStream(tmp_path / "a.tar", read_tar))
+        assert f"record {record} of" in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE])
+def test_links_in_a_tar_are_left_out_and_one_warning_says_so(tmp_path, kind):
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        archive.addfile(tarfile.TarInfo("1.txt"), io.BytesIO())
+        for name in ("2.txt", "3.txt"):
+            member = tarfile.TarInfo(name)
+            member.type, member.linkname = kind, "1.txt"
+            archive.addfile(member)
+    with pytest.warns(AgnoloadWarning, match=r"a.tar holds links, which are left out: 2.txt to 1.txt is") as caught:
+        assert list(read_tar(tmp_path / "a.tar")) == [{"__key__": "1", "txt": b""}]
+    assert len(caught) == 1
+
+
+@pytest.mark.parametrize("mode", ["w", "w:gz"])
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_damaged_header_in_a_tar_is_an_error_and_not_the_end(tmp_path, mode, cut):
+    """`tarfile` by itself gives what comes before and ends."""
+    path = tmp_path / "a.tar"
+    write_tar(path, [(f"{n}.txt", b"%d" % n) for n in range(4)])
+    data = bytearray(path.read_bytes())
+    data[2 * 1024 + 5] ^= 1
+    del data[2 * 1024 + 100 if cut else len(data) :]
+    path.write_bytes(gzip.compress(data) if mode == "w:gz" else data)
+    samples = iter(FileStream(path, read_tar))
+    assert next(samples)["txt"] == b"0"
+    with pytest.raises(tarfile.ReadError, match="at byte 2048 of the archive") as caught:
+        list(samples)
+    assert caught.value.__notes__ == [f"at record 2 of {path} (the first is record 1)"]
+
+
+def test_of_a_tar_nothing_is_read_that_was_delivered_before(tmp_path, monkeypatch):
+    write_tar(tmp_path / "a.tar", [(f"{n}.{suffix}", b"%d" % n) for n in range(5) for suffix in ("txt", "cls")])
+    read, extract = [], tarfile.TarFile.extractfile
+    monkeypatch.setattr(tarfile.TarFile, "extractfile", lambda tar, m: read.append(m.name) or extract(tar, m))
+    for start in range(7):
+        read.clear()
+        assert len(list(read_tar(tmp_path / "a.tar", start=start))) == max(0, 5 - start)
+        assert read == [f"{n}.{suffix}" for n in range(start, 5) for suffix in ("txt", "cls")]
+
+
+# ------------------------------------------------------------------------------------------------ Parquet
+
+KINDS = ["i1", "u4", "f4", "f2", "?", "M8[D]", "M8[ns]", "m8[ns]"]
+
+
+@settings(max_examples=40)
+@given(
+    kind=st.sampled_from(KINDS),
+    values=st.lists(st.none() | st.integers(0, 100), max_size=7),
+    group=st.integers(1, 4),
+    start=START,
+)
+def test_a_missing_value_changes_no_other_nor_its_type_wherever_reading_begins(folder, kind, values, group, start):
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    array = np.array([value or 0 for value in values]).astype(kind)
+    column = pyarrow.array(array, mask=np.array([value is None for value in values], bool))
+    table = pyarrow.table({"x": column, "n": range(len(values))})
+    parquet.write_table(table, folder / "a.parquet", row_group_size=group)
+    wanted = [None if missing is None else value for missing, value in zip(values, array, strict=True)][start:]
+    rows = list(read_parquet(folder / "a.parquet", start))
+    assert [row["n"] for row in rows] == list(range(len(values)))[start:]
+    assert [row["x"] for row in rows] == wanted
+    for row, value in zip(rows, wanted, strict=True):
+        assert type(row["x"]) is type(value)
+        assert value is None or row["x"].dtype == value.dtype
+
+
+def test_columns_of_parquet_that_hold_no_numbers_are_pythons_own_and_can_be_chosen(tmp_path):
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    columns = {"name": ["a", None], "list": [[1], []], "s": [{"a": 1, "b": 2}, {"a": 3, "b": 4}]}
+    parquet.write_table(pyarrow.table(columns), tmp_path / "a.parquet")
+    wanted = [{name: column[place] for name, column in columns.items()} for place in range(2)]
+    assert list(read_parquet(tmp_path / "a.parquet")) == wanted
+    assert list(read_parquet(tmp_path / "a.parquet", columns=["name"])) == [{"name": "a"}, {"name": None}]
+    assert list(read_parquet(tmp_path / "a.parquet", columns=["s.a"])) == [{"s": {"a": 1}}, {"s": {"a": 3}}]
+    with pytest.raises(OptionError, match=r"a.parquet has no columns \['x'\], it has \['name', 'list', 's'\]"):
+        list(read_parquet(tmp_path / "a.parquet", columns=["name", "x"]))
+    twice = pyarrow.Table.from_arrays([pyarrow.array([1]), pyarrow.array([2])], names=["x", "x"])
+    parquet.write_table(twice, tmp_path / "b.parquet")
+    with pytest.raises(OptionError, match=r"must have names of their own to make a dict, got \['x', 'x'\]"):
+        list(read_parquet(tmp_path / "b.parquet"))
+    parquet.write_table(pyarrow.table({}), tmp_path / "c.parquet")
+    assert list(read_parquet(tmp_path / "c.parquet")) == []
