@@ -288,7 +288,7 @@ class DataLoader(Generic[BatchT]):
                 if self._closings == closings:
                     raise
                 raise LoaderClosed("the loader was closed while its workers were started") from error
-            if self._closings != closings:
+            if self._closings != closings:  # another thread, or a signal handler, has called `close` meanwhile
                 iterator.close()
                 raise LoaderClosed("the loader was closed while its workers were started")
             return iterator
@@ -380,8 +380,7 @@ class DataLoader(Generic[BatchT]):
         workers, preload = self.num_workers, self._keeper.preload
         choice = "as asked for" if self._choice is None else f"auto: {self._choice.reason}"
         cores, caches = usable_cores(local_world_size()), find_caches(self._options.dataset)
-        stats = self._recorder.stats(workers, choice, cores, caches)
-        return replace(stats, imported_apart=() if preload is None else tuple(sorted(preload.left_out)))
+        return self._recorder.stats(workers, choice, cores, caches, [] if preload is None else preload.left_out)
 
     def trace(self, path: str | os.PathLike[str]) -> AbstractContextManager[None]:
         """While the context is open, keep a timeline; at its end, write it for Perfetto and chrome://tracing.
