@@ -166,14 +166,15 @@ class DataLoader(Generic[BatchT]):
         self._worker_seed: int | None = None
         self._epochs = EpochCounter(planner.user_sampler, options.seed, generator, 0 if planner.is_split else None)
         self._restored: Plan | None = None
+        # Weak: an iterator that the user drops ends its workers then, not when the loader goes.
         self._iterators: weakref.WeakValueDictionary[int, LoaderIterator[Any]] = weakref.WeakValueDictionary()
-        self._starting = threading.RLock()
+        self._starting = threading.RLock()  # re-entrant: a signal handler may iterate the loader, too
         self._closings = 0
         self._recorder = Recorder()
         self._journal = WorkerLogRelay()
         ahead = PLACED_AHEAD if self._device is not None else 0
         self._keeper = PoolKeeper(options, options.backend, ahead, self._journal.replay, self._say)
-        weakref.finalize(self, self._keeper.kept.end)
+        weakref.finalize(self, self._keeper.kept.end)  # `kept` knows no loader: else none would be collected
 
     dataset = Option[Any]("The dataset.")
     batch_size = Option[int | None]("Samples a batch; None with a batch sampler or without batches.", "cut_size")

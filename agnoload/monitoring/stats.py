@@ -181,7 +181,7 @@ class Recorder:
 
     def sums(self) -> Sums:
         """The totals up to now."""
-        given, self._given = self._given, []
+        given, self._given = self._given, []  # swapped first: an iterator in another thread may append
         work, self._work = self._work, []
         if work:
             workers, ends, started, finished = zip(*work, strict=True)
