@@ -204,9 +204,6 @@ class SharedFile:
     def __reduce__(self) -> tuple[Any, ...]:
         return SharedFile, (self.nbytes, Descriptor(self._fd))
 
-    def __repr__(self) -> str:
-        return f"SharedFile({self.nbytes})"
-
 
 def _close(fd: int, owner: int) -> None:
     if os.getpid() == owner:

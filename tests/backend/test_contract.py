@@ -14,6 +14,7 @@ from agnoload import AgnoloadWarning, Backend, BackendUnavailable, OptionError, 
 from agnoload.testing.backends import check_backend
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "device"),
     [("numpy", None), ("torch", "cpu"), ("jax", None), ("jax", "cpu:0"), ("cupy", None)],

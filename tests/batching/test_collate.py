@@ -272,7 +272,18 @@ class Picture:
         raise AssertionError("an image is not converted without being asked")
 
 
-@pytest.mark.parametrize("value", [{1, 2}, object(), Picture()], ids=lambda value: type(value).__name__)
+class Sequences(NamedTuple):
+    """A batch of its own library, which is more than its fields, as torch's PackedSequence is."""
+
+    data: Any
+
+    def to(self, device: Any) -> Sequences:
+        return self
+
+    pin_memory = to
+
+
+@pytest.mark.parametrize("value", [{1, 2}, object(), Picture(), Sequences(1)], ids=lambda value: type(value).__name__)
 def test_unknown_types_are_refused_with_path_type_and_remedy(value: Any) -> None:
     name = type(value).__name__
     with pytest.raises(CollateError, match=rf"field a.b: item 0 is .*{name}.*register_collate\({name}, function\)"):

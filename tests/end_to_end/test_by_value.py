@@ -41,12 +41,11 @@ class Four:
         return index
 
 
-def run(path: Path, text: str, *flags: str) -> list[str]:
-    """The lines that a script prints."""
-    path.write_text(text)
-    done = subprocess.run([sys.executable, *flags, str(path)], capture_output=True, text=True, timeout=120, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    return done.stdout.splitlines()
+def script(text: str) -> dict[str, Any]:
+    """What a script defines, which no worker can import."""
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(text, names)
+    return names
 
 
 # ------------------------------------------------------------------------------------------------ functions
@@ -86,13 +85,6 @@ class Functions:
         assert fibonacci.note == "mine" and fibonacci.cache_parameters() == {"maxsize": 7, "typed": False}
         return [fibonacci(index + 5), self.rows[index], self.squared(index), self.text(index), size([[1], [2, 3]])]
 """
-
-
-def script(text: str) -> dict[str, Any]:
-    """What a script defines, which no worker can import."""
-    names: dict[str, Any] = {"__name__": "__main__"}
-    exec(text, names)
-    return names
 
 
 def test_cached_and_generic_functions_of_a_script_travel() -> None:
@@ -246,10 +238,8 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-def test_a_rank_that_a_script_spawns_has_workers_also_where_comparing_bytes_with_text_is_an_error(
-    tmp_path: Path,
-) -> None:
-    assert run(tmp_path / "train.py", RANKS, "-bb") == ["1 ([1, 9], ['Squares', 'Squares'])"]
+def test_a_rank_that_a_script_spawns_has_workers_also_where_comparing_bytes_with_text_is_an_error(program: Any) -> None:
+    assert program(RANKS, "-bb").end() == (0, "1 ([1, 9], ['Squares', 'Squares'])\n", "")
 
 
 # ------------------------------------------------------------------------------------------------ errors
@@ -298,19 +288,17 @@ def test_what_the_error_for_a_handle_advises_suits_processes_and_threads(kind: A
     assert workers == inline
     table.open.connection.close()
     gc.collect()
+    workers, inline = with_and_without_workers(Stream(), worker_type=kind)
+    assert workers == inline
 
 
-def test_a_stream_in_worker_threads_may_hold_a_threading_local() -> None:
-    class Stream(IterableDataset[int]):
-        def __init__(self) -> None:
-            self.own = threading.local()
+class Stream(IterableDataset[int]):
+    def __init__(self) -> None:
+        self.own = threading.local()
 
-        def __iter__(self) -> Iterator[int]:
-            self.own.read = [1, 2]
-            yield from self.own.read
-
-    with DataLoader(Stream(), 2, num_workers=1, worker_type="thread") as loader:
-        assert plain(loader) == [[1, 2]]
+    def __iter__(self) -> Iterator[int]:
+        self.own.read = [1, 2]
+        yield from self.own.read
 
 
 FIRED: list[int] = []
@@ -365,8 +353,8 @@ thread.join()
 
 
 @pytest.mark.slow
-def test_a_fork_while_another_thread_packs_a_dataset_has_workers_of_its_own(tmp_path: Path) -> None:
-    assert run(tmp_path / "forks.py", FORKED, "-Wignore::DeprecationWarning") == ["[[0, 1], [2, 3]]", "0"]
+def test_a_fork_while_another_thread_packs_a_dataset_has_workers_of_its_own(program: Any) -> None:
+    assert program(FORKED, "-Wignore::DeprecationWarning").end() == (0, "[[0, 1], [2, 3]]\n0\n", "")
 
 
 # ------------------------------------------------------------------------------------------------ settings
@@ -460,6 +448,7 @@ def test_torchs_settings_and_shared_tensors_are_the_same_in_workers() -> None:
     assert cells.tolist() == [1, 2, 3, 4]
 
 
+@pytest.mark.slow
 def test_workers_import_torch_for_settings_that_change_results_only() -> None:
     torch = pytest.importorskip("torch")
     from agnoload_torch import TorchBackend

@@ -1,7 +1,8 @@
-"""The crash matrix: every way to fail, at every place where a user's code runs; with every start method, each of both.
+"""The crash matrix: every way to fail, at every place where a user's code runs.
 
 For each cell: which error comes, that what was finished before comes first, and, by the fixture around every test, that
-nothing is left.
+nothing is left. The default start method has every cell; each other one has each way and each place once, as what a
+worker does does not depend on how it has started.
 """
 
 from __future__ import annotations
@@ -125,7 +126,6 @@ def mark(deed: str, place: str, method: str) -> object:
     return pytest.param(deed, place, method, marks=() if quick else pytest.mark.slow)
 
 
-# Once it has started, a worker does the same however it did: the other methods have each deed and each place once.
 CELLS = [mark(deed, place, "forkserver") for place in PLACES for deed in DEEDS]
 CELLS += [mark(deed, place, "spawn") for deed, place in zip(DEEDS, itertools.cycle(PLACES))]
 CELLS += [mark(deed, place, "fork") for deed, place in zip(DEEDS, itertools.cycle(PLACES[1:]))]  # nothing is pickled

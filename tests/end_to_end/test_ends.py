@@ -11,19 +11,25 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import psutil
 import pytest
 
-from agnoload import AgnoloadError, DataLoader
+from agnoload import AgnoloadError, DataLoader, Dataset, Subset
 from agnoload.errors import LoaderClosed
 from agnoload.pools import launcher, preload
 
 METHODS = ("forkserver", pytest.param("spawn", marks=pytest.mark.slow), "fork")
 LATE = 5.0
 """Seconds for what shall take one at most, on a machine that others use, too."""
+
+
+def samples(n: int, load: Callable[[int], object]) -> Dataset[Any]:
+    """A dataset of `n` samples, which a function loads."""
+    return Subset(range(n), range(n)).map(load)
 
 
 class Sleeps:
@@ -193,75 +199,38 @@ def test_closing_from_another_thread_wakes_the_one_that_waits(kind, persistent, 
     for path in gates:
         os.mkfifo(path)
 
-    class Waits:
-        def __len__(self) -> int:
-            return 2
+    def wait(index: int) -> int:
+        open(gates[0], "w").close()
+        open(gates[1]).close()
+        return index
 
-        def __getitem__(self, index: int) -> int:
-            open(gates[0], "w").close()
-            open(gates[1]).close()
-            return index
-
-    loader = DataLoader(Waits(), 1, num_workers=1, worker_type=kind, persistent_workers=persistent)
-    caught: list[BaseException] = []
-
-    def loop() -> None:
-        try:
-            next(iter(loader))
-        except BaseException as error:
-            caught.append(error)
-
-    thread = threading.Thread(target=loop)
-    thread.start()
-    open(gates[0]).close()  # the worker is in its sample
-    loader.close()
-    thread.join(LATE)
-    assert [type(error) for error in caught] == [LoaderClosed]
+    loader = DataLoader(samples(2, wait), 1, num_workers=1, worker_type=kind, persistent_workers=persistent)
+    with ThreadPoolExecutor(1) as threads:
+        first = threads.submit(lambda: next(iter(loader)))
+        open(gates[0]).close()  # the worker is in its sample
+        loader.close()
+        assert type(first.exception(LATE)) is LoaderClosed
     assert workers() == []
     if kind == "thread":  # nobody can end a thread from outside: let it run out
         open(gates[1], "w").close()
-
-
-def interrupted(loader: DataLoader, gate: str, handler: Callable[..., object], raised: type[Exception]) -> Any:
-    """An iterator whose wait for the second batch a signal handler has interrupted, so that `next` raised an error."""
-    before = signal.signal(signal.SIGUSR1, handler)
-    try:
-        batches = iter(loader)
-        next(batches)
-        begun(gate)
-        main = threading.main_thread().ident
-        assert main is not None
-        timer = threading.Timer(0.3, signal.pthread_kill, (main, signal.SIGUSR1))
-        timer.start()
-        with pytest.raises(raised):
-            next(batches)
-        timer.join()
-        return batches
-    finally:
-        signal.signal(signal.SIGUSR1, before)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("persistent", [False, True])
 def test_closing_in_a_signal_handler_ends_the_wait_that_it_interrupts(persistent, gate) -> None:
     loader = DataLoader(Sleeps(gate, at=1), 1, num_workers=1, persistent_workers=persistent)
-    batches = interrupted(loader, gate, lambda *_: loader.close(), LoaderClosed)
-    assert workers() == []
-    del batches
-
-
-def test_a_signal_handler_that_raises_ends_the_wait_and_nothing_else(gate) -> None:
-    class Enough(Exception):
-        pass
-
-    def handler(*_: object) -> None:
-        raise Enough
-
-    loader = DataLoader(Sleeps(gate, at=1), 1, num_workers=1)
-    batches = interrupted(loader, gate, handler, Enough)
-    assert len(workers()) == 1
-    assert iter(batches) is batches  # kept until here: its workers end with it
-    loader.close()
+    before = signal.signal(signal.SIGUSR1, lambda *_: loader.close())
+    try:
+        batches = iter(loader)
+        next(batches)
+        begun(gate)
+        timer = threading.Timer(0.3, signal.pthread_kill, (threading.get_ident(), signal.SIGUSR1))
+        timer.start()
+        with pytest.raises(LoaderClosed):
+            next(batches)
+        timer.join()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
     assert workers() == []
 
 
@@ -269,100 +238,66 @@ def test_a_signal_handler_that_raises_ends_the_wait_and_nothing_else(gate) -> No
 
 
 def test_loaders_in_threads() -> None:
-    found: dict[int, list[list[int]]] = {}
-
-    def loop(number: int) -> None:
+    def load(number: int) -> list[list[int]]:
         with DataLoader(range(number, number + 20), 4, num_workers=1) as loader:
-            found[number] = [batch.tolist() for batch in loader]
+            return [batch.tolist() for batch in loader]
 
-    threads = [threading.Thread(target=loop, args=(number,)) for number in range(0, 80, 20)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == {n: [list(range(k, k + 4)) for k in range(n, n + 20, 4)] for n in range(0, 80, 20)}
+    with ThreadPoolExecutor(4) as threads:
+        found = [*threads.map(load, range(0, 80, 20))]
+    assert found == [[list(range(k, k + 4)) for k in range(n, n + 20, 4)] for n in range(0, 80, 20)]
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_threads_that_share_an_iterator_get_each_batch_once(num_workers) -> None:
     with DataLoader(range(400), 4, num_workers=num_workers) as loader:
         batches = iter(loader)
-        got: list[int] = []
-
-        def loop() -> None:
-            for batch in batches:
-                got.extend(batch.tolist())
-
-        threads = [threading.Thread(target=loop) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert sorted(got) == list(range(400))
+        with ThreadPoolExecutor(3) as threads:
+            got = [*threads.map(lambda _: [int(value) for batch in batches for value in batch], range(3))]
+    assert sorted(itertools.chain(*got)) == list(range(400))
 
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.filterwarnings("ignore:multiprocessing_context='fork' copies")
 def test_a_loader_that_is_started_in_a_thread_that_ends_goes_on(method) -> None:
     with DataLoader(range(20), 4, num_workers=2, multiprocessing_context=method) as loader:
-        made: list = []
-        thread = threading.Thread(target=lambda: made.append(iter(loader)))
-        thread.start()
-        thread.join()
-        assert len(list(made[0])) == 5
-
-
-class Nested:
-    """Each sample is what a loader of its own gives."""
-
-    def __init__(self, method: str | None) -> None:
-        self.method = method
-
-    def __len__(self) -> int:
-        return 2
-
-    def __getitem__(self, index: int) -> int:
-        inner = DataLoader(range(index, index + 4), 2, num_workers=1, multiprocessing_context=self.method)
-        with inner:
-            return int(sum(batch.sum() for batch in inner))
+        with ThreadPoolExecutor(1) as threads:
+            batches = threads.submit(iter, loader).result()
+        assert len(list(batches)) == 5
 
 
 @pytest.mark.parametrize("method", [None, "fork"])
 def test_a_dataset_may_use_a_loader_with_workers(method) -> None:
-    with DataLoader(Nested(method), 1, num_workers=2) as loader:
+    def load(index: int) -> int:
+        with DataLoader(range(index, index + 4), 2, num_workers=1, multiprocessing_context=method) as inner:
+            return int(sum(batch.sum() for batch in inner))
+
+    with DataLoader(samples(2, load), 1, num_workers=2) as loader:
         assert [int(batch[0]) for batch in loader] == [6, 10]
 
 
 def test_a_nested_loader_that_is_left_open_ends_with_its_worker() -> None:
-    class Leaves:
-        def __len__(self) -> int:
-            return 2
+    left: list[Any] = []
 
-        def __getitem__(self, index: int) -> int:
-            self.inner = iter(DataLoader(range(100), 2, num_workers=1))
-            return int(next(self.inner).sum())
+    def leave(index: int) -> int:
+        left.append(iter(DataLoader(range(100), 2, num_workers=1)))
+        return int(next(left[-1]).sum())
 
-    with DataLoader(Leaves(), 1, num_workers=1) as loader:
+    with DataLoader(samples(2, leave), 1, num_workers=1) as loader:
         assert [int(batch[0]) for batch in loader] == [1, 1]
     assert none_left()
 
 
 def test_a_death_is_seen_although_a_process_that_the_worker_forked_lives_on(tmp_path) -> None:
-    class Forks:
-        def __len__(self) -> int:
-            return 2
-
-        def __getitem__(self, index: int) -> int:
-            if os.fork() == 0:
-                open(fifo).close()  # waits for the end of the test
-                os._exit(0)
-            os.kill(os.getpid(), signal.SIGKILL)
-            return index
+    def fork(index: int) -> None:
+        if os.fork() == 0:
+            open(fifo).close()  # waits for the end of the test
+            os._exit(0)
+        os.kill(os.getpid(), signal.SIGKILL)
 
     for method in ("fork", "forkserver"):
         fifo = str(tmp_path / method)
         os.mkfifo(fifo)
-        loader = DataLoader(Forks(), 1, num_workers=1, multiprocessing_context=method)
+        loader = DataLoader(samples(2, fork), 1, num_workers=1, multiprocessing_context=method)
         with loader, pytest.raises(AgnoloadError, match="SIGKILL"):
             next(iter(loader))
         open(fifo, "w").close()
@@ -396,17 +331,13 @@ def test_a_copy_of_a_worker_that_comes_out_of_user_code_is_no_worker(place, deed
             fork()
             return int, (self.index,)
 
-    class Forks:
-        def __len__(self) -> int:
-            return 4
-
-        def __getitem__(self, index: int) -> object:
-            if place == "getitem":
-                fork()
-            return Answer(index) if place == "encoding" and kind == "process" else index
+    def load(index: int) -> object:
+        if place == "getitem":
+            fork()
+        return Answer(index) if place == "encoding" and kind == "process" else index
 
     loader = DataLoader(
-        Forks(), 1, num_workers=1, collate_fn=list, multiprocessing_context=method, worker_type=kind,
+        samples(4, load), 1, num_workers=1, collate_fn=list, multiprocessing_context=method, worker_type=kind,
         worker_init_fn=(lambda _: fork()) if place == "worker_init_fn" else None,
     )  # fmt: skip
     with loader:

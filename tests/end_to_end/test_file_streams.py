@@ -232,6 +232,7 @@ def test_a_series_is_a_dataset_only_if_its_labels_are_its_places():
             DataLoader(pandas.Series([5, 6], index=labels))
 
 
+@pytest.mark.slow
 def test_a_table_that_has_rows_by_index_is_a_dataset():
     datasets = pytest.importorskip("datasets")
     (batch,) = DataLoader(datasets.Dataset.from_dict(COLUMNS), 2)

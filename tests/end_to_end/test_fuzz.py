@@ -204,7 +204,7 @@ DATASETS = st.sampled_from([range(10), [], {"a": 1}, iter(()), None, 3, "abc", n
 
 
 @pytest.mark.filterwarnings("ignore")
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(DATASETS, st.dictionaries(NAMES, VALUES, max_size=3))
 def test_what_cannot_work_is_refused_by_the_constructor(dataset: Any, options: dict[str, Any]) -> None:
     try:
@@ -215,7 +215,7 @@ def test_what_cannot_work_is_refused_by_the_constructor(dataset: Any, options: d
 
 
 @pytest.mark.filterwarnings("ignore")
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(
     st.dictionaries(
         st.sampled_from(

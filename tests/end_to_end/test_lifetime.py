@@ -10,6 +10,7 @@ import signal
 import threading
 import weakref
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -20,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import agnoload
-from agnoload import AgnoloadError, DataLoader, LoaderClosed, SampleStopped
+from agnoload import AgnoloadError, DataLoader, LoaderClosed, SampleStopped, Subset
 
 POOLS = [
     pytest.param({}, id="inline"),
@@ -101,6 +102,7 @@ def first_outcomes(batches: Iterator[Any], count: int) -> list[Any]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:the stream has no state_dict")
 @pytest.mark.parametrize("pool", POOLS)
 def test_after_a_batch_that_fails_the_next_one_comes_and_a_state_counts_it(pool) -> None:
@@ -399,29 +401,21 @@ def test_an_iterator_that_is_dropped_after_an_error_ends_at_once(pool) -> None:
         gc.enable()
 
 
-class Closes:
+class Closes(Holes):
     """Closes a loader while it is packed for the workers."""
 
-    def __init__(self) -> None:
-        self.close: Any = None
-
-    def __len__(self) -> int:
-        return 8
-
-    def __getitem__(self, index: int) -> int:
-        return index
+    close: Any = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if self.close is not None:
-            close, self.close = self.close, None
-            thread = threading.Thread(target=close)
-            thread.start()
-            thread.join()
-        return Closes, ()
+        close, self.close = self.close, None
+        if close is not None:
+            with ThreadPoolExecutor(1) as threads:
+                threads.submit(close).result()
+        return Holes, (8, {})
 
 
 def test_closing_a_loader_while_its_workers_start_is_heeded() -> None:
-    data = Closes()
+    data = Closes(8, {})
     loader = DataLoader(data, num_workers=2, multiprocessing_context="forkserver")
     data.close = loader.close
     with pytest.raises(LoaderClosed, match="while its workers were started"):
@@ -435,31 +429,14 @@ def test_threads_that_begin_at_once_begin_one_epoch_each() -> None:
     loader = DataLoader(range(8), 4, shuffle=True, seed=0)
     reference = sorted(outcomes(iter(loader)) for _ in range(6))
     loader = DataLoader(range(8), 4, shuffle=True, seed=0)
-    found: list[Any] = []
     gate = threading.Barrier(6)
-
-    def loop() -> None:
-        gate.wait()
-        found.append(outcomes(iter(loader)))
-
-    threads = [threading.Thread(target=loop) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(6) as threads:
+        found = [*threads.map(lambda _: (gate.wait(), outcomes(iter(loader)))[1], range(6))]
     assert sorted(found) == reference
     assert loader.epoch == 6
 
 
 # ---------------------------------------------------------------------------------------------- memory
-
-
-class Images:
-    def __len__(self) -> int:
-        return 6
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return {"label": index, "image": np.full(1 << 20, index, np.uint8)}
 
 
 def as_they_are(samples: list[Any]) -> Any:
@@ -469,8 +446,9 @@ def as_they_are(samples: list[Any]) -> Any:
 
 @pytest.mark.parametrize("collate_fn", [None, as_they_are])
 def test_a_small_array_that_is_kept_does_not_keep_its_batch(collate_fn) -> None:
+    images = Subset(range(6), range(6)).map(lambda index: {"label": index, "image": np.full(1 << 20, index, np.uint8)})
     labels = []
-    with DataLoader(Images(), num_workers=1, collate_fn=collate_fn) as loader:
+    with DataLoader(images, num_workers=1, collate_fn=collate_fn) as loader:
         batches = iter(loader)
         for batch in batches:
             labels.append(batch["label"])

@@ -45,7 +45,7 @@ def share_of(kind, n, rank, world, tail, size):
     return DataLoader(data, size, sampler=DistributedSampler(data, world, rank, tail=tail), seed=3)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @example(kind="samples", n=10, worlds=(3, 3), tail="keep", size=1, steps=3)
 @example(kind="samples", n=10, worlds=(3, 2), tail="keep", size=1, steps=3)
 @example(kind="batches", n=14, worlds=(3, 3), tail="keep", size=2, steps=2)

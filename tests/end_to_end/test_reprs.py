@@ -212,6 +212,7 @@ runpy.run_module("agnoload", run_name="__main__", alter_sys=True)
 """
 
 
+@pytest.mark.slow
 def test_the_command_says_what_this_machine_offers() -> None:
     code, out, err = command(code=COMMAND)
     assert (code, err) == (0, "")
@@ -226,6 +227,7 @@ def test_the_command_says_what_this_machine_offers() -> None:
         assert f"pip install agnoload[{name}]" in listed[name]
 
 
+@pytest.mark.slow
 def test_the_command_says_what_it_is_for() -> None:
     code, out, err = command("--help")
     assert (code, err) == (0, "")

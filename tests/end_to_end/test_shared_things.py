@@ -180,6 +180,7 @@ def use(self: Any, index: int) -> int:
     return index
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("library", "method"),
     [

@@ -14,7 +14,7 @@ import threading
 import pytest
 
 import agnoload
-from agnoload import DataLoader
+from agnoload import DataLoader, Subset
 from agnoload.pools import crew, diagnose, preload
 
 
@@ -29,6 +29,7 @@ def run(text: str, folder: pathlib.Path, *shell: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
+@pytest.mark.slow
 def test_a_module_that_iterates_a_loader_while_a_worker_imports_it_is_named_with_the_guard(tmp_path) -> None:
     (tmp_path / "mine.py").write_text(
         textwrap.dedent("""
@@ -47,7 +48,8 @@ def test_a_module_that_iterates_a_loader_while_a_worker_imports_it_is_named_with
     assert 'under `if __name__ == "__main__":`' in err
 
 
-def test_signals_to_the_group_that_the_program_handles_end_no_worker_and_fork_asks_for_temporary_files(
+@pytest.mark.slow
+def test_handled_signals_to_the_group_end_no_worker_and_fork_asks_for_temporary_files(
     tmp_path,
 ) -> None:
     text = """
@@ -123,6 +125,7 @@ MINE = """
 """
 
 
+@pytest.mark.slow
 def test_workers_start_in_a_program_that_has_changed_much(tmp_path) -> None:
     (tmp_path / "mine.py").write_text(textwrap.dedent(MINE))
     code, out, err = run(UNTIDY, tmp_path)
@@ -135,46 +138,33 @@ def test_workers_start_in_a_program_that_has_changed_much(tmp_path) -> None:
     ]
 
 
-class Killed:
-    def __len__(self) -> int:
-        return 4
-
-    def __getitem__(self, index: int) -> int:
-        if index == 2:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return index
-
-
+@pytest.mark.slow
 def test_a_worker_s_death_is_noticed_where_sigchld_is_blocked() -> None:
     with preload.kept_server(), contextlib.ExitStack() as stack:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
         stack.callback(signal.pthread_sigmask, signal.SIG_SETMASK, before)
         if preload._current is not None:  # the one that began before
             preload._current.stop()
-        loader = stack.enter_context(DataLoader(Killed(), 1, num_workers=1, timeout=30))
+        killed = Subset(range(4), range(4)).map(lambda index: os.kill(os.getpid(), signal.SIGKILL))
+        loader = stack.enter_context(DataLoader(killed, 1, num_workers=1, timeout=30))
         with pytest.raises(agnoload.WorkerDied, match="SIGKILL"):
             list(loader)
 
 
-class Inherited:
-    def __len__(self) -> int:
-        return 1
-
-    def __getitem__(self, index: int) -> list[str]:
-        """What a program that is started without care has open, as `ls` sees it; its own listing is one of them."""
-        reader, writer = os.pipe()
-        end = (os.POSIX_SPAWN_DUP2, writer, 1)
-        os.posix_spawnp("ls", ["ls", "/proc/self/fd"], os.environ, file_actions=[end])
-        os.close(writer)
-        with open(reader) as lines:
-            found = lines.read().split()
-        os.wait()
-        return found
+def inherited(index: int) -> list[str]:
+    """What a program that is started without care has open, as `ls` sees it; its own listing is one of them."""
+    reader, writer = os.pipe()
+    os.posix_spawnp("ls", ["ls", "/proc/self/fd"], os.environ, file_actions=[(os.POSIX_SPAWN_DUP2, writer, 1)])
+    os.close(writer)
+    with open(reader) as lines:
+        found = lines.read().split()
+    os.wait()
+    return found
 
 
 @pytest.mark.parametrize("method", ["forkserver", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_a_program_that_a_sample_starts_has_none_of_the_loader_s_descriptors(method) -> None:
-    with DataLoader(Inherited(), None, num_workers=1, multiprocessing_context=method) as loader:
+    with DataLoader(Subset([0], [0]).map(inherited), None, num_workers=1, multiprocessing_context=method) as loader:
         assert list(loader) == [["0", "1", "2", "3"]]
 
 
@@ -188,9 +178,10 @@ def test_a_timeout_that_is_longer_than_the_system_can_wait_is_no_limit(worker_ty
         DataLoader(range(4), timeout=10**400)
 
 
+@pytest.mark.slow
 def test_a_very_large_prefetch_factor_has_as_many_requests_under_way_as_there_is_room_for() -> None:
-    with DataLoader(range(5000), 1, num_workers=2, prefetch_factor=1 << 40) as loader:
-        assert [int(batch[0]) for batch in loader] == list(range(5000))
+    with DataLoader(range(4200), 1, num_workers=2, prefetch_factor=1 << 40) as loader:
+        assert [int(batch[0]) for batch in loader] == list(range(4200))
 
 
 @pytest.mark.parametrize("method", ["forkserver", pytest.param("spawn", marks=pytest.mark.slow), "fork"])
@@ -242,6 +233,7 @@ def test_a_handler_that_raises_while_a_worker_starts_leaves_no_process(method, m
     loader.close()  # the fixtures see a process or a descriptor that is left
 
 
+@pytest.mark.slow
 def test_a_library_that_writes_to_a_closed_standard_stream_harms_nothing(tmp_path) -> None:
     text = """
         import os, agnoload

@@ -192,6 +192,7 @@ print(sums.total)
 """
 
 
+@pytest.mark.slow
 def test_equal_values_have_one_check_sum_in_any_process() -> None:
     sums = set()
     for seed in "12":
@@ -340,27 +341,11 @@ for kind in ("process", "thread"):
 """
 
 
-def test_torchs_worker_info_is_true_in_threads_and_none_beside_them() -> None:
-    torch = pytest.importorskip("torch")
-
-    class Split(IterableDataset[int]):
-        def __iter__(self) -> Iterator[int]:
-            info = torch.utils.data.get_worker_info()
-            yield from [10, 11] if info is None else [info.id, info.num_workers]
-
-    with DataLoader(Split(), 2, **THREADS) as loader:
-        assert flat(loader) == [0, 2, 1, 2]
-    assert flat(DataLoader(Split(), 2)) == [10, 11]
-
-
 @pytest.mark.slow
-def test_torchs_worker_info_is_true_in_workers(tmp_path: Path) -> None:
+def test_torchs_worker_info_is_true_in_workers_and_none_beside_them(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torch")
-    path = tmp_path / "program.py"
-    path.write_text(TORCH)
-    done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=120, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    lines = done.stdout.splitlines()
+    exec(TORCH, {"__name__": "__main__"})
+    lines = capsys.readouterr().out.splitlines()
     for shown in (lines[:5], lines[5:]):
         assert shown == [
             "[[0, 2], [1, 3], [4, 6], [5, 7], [8, 10], [9, 11]]",
@@ -417,24 +402,29 @@ class Afresh(IterableDataset[int]):
         self.at = state["at"]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("kind", [Restored, Afresh])
-def test_a_stream_goes_on_as_if_nothing_had_been_between(kind: type[Any], workers: int) -> None:
-    def make() -> DataLoader[Any, Any]:
-        return DataLoader(kind(), 3, seed=1, num_workers=workers)
-
+def check_goes_on(make: Callable[[], DataLoader[Any, Any]], stop: int) -> list[Any]:
+    """What a loader gives in two epochs, whether or not it is stopped in between."""
     with make() as loader:
         unbroken = [flat(loader) for _ in range(2)]
     with make() as loader:
         batches = iter(loader)
-        first = [next(batches), next(batches)]
+        first = [next(batches) for _ in range(stop)]
         state = loader.state_dict()
     with make() as loader:
         loader.load_state_dict(state)
         assert [flat(first) + flat(loader), flat(loader)] == unbroken
+    return unbroken
 
 
-@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", [Restored, Afresh])
+def test_a_stream_goes_on_as_if_nothing_had_been_between(kind: type[Any], workers: int) -> None:
+    check_goes_on(lambda: DataLoader(kind(), 3, seed=1, num_workers=workers), 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.filterwarnings("ignore:multiprocessing_context='fork' copies")
 def test_a_shuffle_buffer_of_hugging_faces_is_filled_again(workers: int) -> None:
     datasets = pytest.importorskip("datasets")
@@ -445,13 +435,5 @@ def test_a_shuffle_buffer_of_hugging_faces_is_filled_again(workers: int) -> None
         options: Any = {"num_workers": workers, "multiprocessing_context": "fork"}  # no worker needs to import it
         return DataLoader(shuffled, 8, seed=1, collate_fn=lambda rows: [row["x"] for row in rows], **options)
 
-    with make() as loader:
-        unbroken = flat(loader)
-    with make() as loader:
-        batches = iter(loader)
-        first = [next(batches) for _ in range(13)]
-        state = loader.state_dict()
-    with make() as loader:
-        loader.load_state_dict(state)
-        assert flat(first) + flat(loader) == unbroken
-    assert Counter(unbroken) == Counter(range(0, 800, 2))
+    for epoch in check_goes_on(make, 13):
+        assert Counter(epoch) == Counter(range(0, 800, 2))

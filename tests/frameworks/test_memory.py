@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 import agnoload
 from agnoload import DataLoader
+from agnoload.batching.tree import walk
 
 
 @pytest.fixture(scope="module")
@@ -91,35 +93,23 @@ class Filled(agnoload.Dataset):
         return {"x": np.full((16, 8), index, np.int32), "more": np.full(3, index, np.float32)}
 
 
-def through_numpy(batch: Any) -> Any:
-    return batch
+def torchs(name: str) -> Any:
+    return getattr(pytest.importorskip("torch"), name)
 
 
-def as_slice(batch: Any) -> Any:
-    return batch["x"][0, 3:7, ::2]
-
-
-def from_numpy(batch: Any) -> Any:
-    return pytest.importorskip("torch").from_numpy(batch["x"])[0, 1]
-
-
-def from_dlpack(batch: Any) -> Any:
-    return pytest.importorskip("torch").from_dlpack(batch["x"])
-
-
-def jax_from_dlpack(batch: Any) -> Any:
-    return pytest.importorskip("jax").numpy.from_dlpack(batch["x"])
-
-
-def leaves(value: Any) -> list[Any]:
-    return list(value.values()) if isinstance(value, dict) else [value]
-
-
-WAYS = {
-    "numpy": [through_numpy, as_slice, from_numpy, from_dlpack, jax_from_dlpack],
-    "torch": [through_numpy, as_slice],
-    "jax": [through_numpy],
+Way = Callable[[Any], Any]
+WAYS: dict[str, list[Way]] = {
+    "numpy": [
+        lambda batch: batch,
+        lambda batch: batch["x"][0, 3:7, ::2],
+        lambda batch: torchs("from_numpy")(batch["x"])[0, 1],
+        lambda batch: torchs("from_dlpack")(batch["x"]),
+        lambda batch: pytest.importorskip("jax").numpy.from_dlpack(batch["x"]),
+    ],
+    "torch": [lambda batch: batch, lambda batch: batch["x"][0, 3:7, ::2]],
+    "jax": [lambda batch: batch],
 }
+"""What of a batch is kept."""
 
 
 @pytest.mark.slow
@@ -133,14 +123,14 @@ def test_batches_that_are_kept_stay_and_their_slots_come_free_with_the_last_view
             arena = loader._keeper.kept._pools[0].arena  # type: ignore[union-attr]
             assert arena.lent == 200
             for number, value in enumerate(kept):
-                assert all((np.asarray(leaf) == number).all() for leaf in leaves(value)), (way, number)
+                assert all((np.asarray(leaf) == number).all() for _, leaf in walk(value)), number
             del value
             kept[10:] = []
             assert arena.lent == 10
             for number, again in enumerate(loader):  # into the memory that has come free
                 assert (np.asarray(again["x"]) == number).all()
             del again
-            assert all((np.asarray(leaf) == 3).all() for leaf in leaves(kept[3]))
+            assert all((np.asarray(leaf) == 3).all() for _, leaf in walk(kept[3]))
             kept.clear()
             assert arena.lent == 0
             arena.trim()

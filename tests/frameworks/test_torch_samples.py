@@ -11,6 +11,7 @@ import pytest
 
 import agnoload
 from agnoload import DataLoader
+from agnoload.testing import check_resume
 
 torch = pytest.importorskip("torch")
 import torch.utils.data as data  # noqa: E402
@@ -58,9 +59,7 @@ def test_samples_of_tensors_with_any_workers_and_any_backend() -> None:
             warnings.simplefilter("ignore", agnoload.AgnoloadWarning)  # JAX narrows
             found[backend] = list(DataLoader(dataset, 8, shuffle=True, seed=3, backend=backend))
     assert torch.equal(state, torch.random.get_rng_state())
-    with DataLoader(
-        dataset, 8, shuffle=True, seed=3, backend="torch", num_workers=2
-    ) as loader:  # where JAX is not loaded
+    with DataLoader(dataset, 8, shuffle=True, seed=3, backend="torch", num_workers=1) as loader:  # JAX is not there
         assert same(found["torch"], list(loader))
     batch = found["torch"][0]
     assert {name: (leaf.dtype, tuple(leaf.shape)) for name, leaf in batch.items()} == {
@@ -233,3 +232,16 @@ def test_torchs_distributed_sampler_gets_the_epoch_by_itself() -> None:
     assert ours == epochs(True, data.DataLoader)
     assert ours[0] != ours[1] != ours[2]
     assert ours == epochs(True, DataLoader)
+
+
+def test_torchs_samplers_resume_on_the_loaders_seed_and_leave_torchs_generator_alone() -> None:
+    before = torch.get_rng_state()
+    loaders = [DataLoader(range(9), 4, sampler=data.RandomSampler(range(9)), seed=3) for _ in range(2)]
+    orders = [[batch.tolist() for _ in range(2) for batch in loader] for loader in loaders]
+    assert orders[0] == orders[1]
+    assert orders[0][:3] != orders[0][3:]
+    for batches in (False, True):
+        sampler: Any = data.RandomSampler(range(9))
+        options = {"batch_sampler": data.BatchSampler(sampler, 4, False)} if batches else {"sampler": sampler}
+        check_resume(lambda options=options: DataLoader(range(9), seed=3, **options))
+    assert torch.equal(torch.get_rng_state(), before)

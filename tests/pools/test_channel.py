@@ -7,7 +7,7 @@ import select
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agnoload.pools.channel import STOP, Channel, ReplyTicket, RequestTicket, next_ticket
@@ -31,9 +31,12 @@ def unread(pipe: int) -> bool:
     return bool(select.select([pipe], [], [], 0)[0])
 
 
+@settings(max_examples=40)
 @given(
     st.integers(1, 3),
-    st.lists(st.sampled_from(["send", "read", "answer", "take back", "send first", "drop"]), max_size=40),
+    st.lists(
+        st.sampled_from(["send", "send", "read", "answer", "take back", "send first", "drop"]), min_size=20, max_size=40
+    ),
 )
 def test_each_request_is_read_once_and_in_order(room: int, steps: list[str]) -> None:
     numbers, waiting, read = iter(range(1000)), [], []
@@ -67,6 +70,7 @@ def test_each_request_is_read_once_and_in_order(room: int, steps: list[str]) -> 
             assert unread(pipe) == bool(waiting and len(read) < room)
 
 
+@settings(max_examples=40)
 @given(st.lists(st.integers(0, 2), max_size=30))
 def test_a_pipe_of_its_own_brings_each_worker_its_tickets_in_order(owners: list[int]) -> None:
     with opened(3, owned=True) as channel:
@@ -81,6 +85,7 @@ def test_a_pipe_of_its_own_brings_each_worker_its_tickets_in_order(owners: list[
             assert next_ticket(channel.pipes[worker][0]) == STOP
 
 
+@settings(max_examples=20)
 @given(st.integers(0, 200))
 def test_all_replies_that_are_there_are_received(count: int) -> None:
     wanted = [REPLY._replace(number=number, finished=number / 2) for number in range(count)]

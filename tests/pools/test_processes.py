@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import os
+import select
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -180,15 +181,18 @@ def test_no_batch_that_is_kept_ever_changes_and_none_that_is_dropped_holds_a_slo
     pool.close()
 
 
-def test_an_error_lends_nothing(pool: ProcessPool) -> None:
+def test_an_error_or_a_batch_without_arrays_lends_nothing_and_takes_no_slot(pool: ProcessPool) -> None:
     def fail(empty: Any) -> None:
-        empty((1000,), np.uint8)
+        empty((100_000,), np.uint8)[:] = 1
         raise KeyError(np.arange(100))
 
-    with pytest.raises(KeyError) as caught:
-        answer(pool, fail)
+    for _ in range(30):
+        with pytest.raises(KeyError) as caught:
+            answer(pool, fail)
+        assert caught.value.args[0].tolist() == list(range(100))
+        assert len(answer(pool, lambda empty: "a" * 100_000)) == 100_000
     assert pool.arena.lent == 0
-    assert caught.value.args[0].tolist() == list(range(100))
+    assert pool.arena.nbytes() < 10 * 100_000
 
 
 # ------------------------------------------------------------------------------------------------ what cannot travel
@@ -290,6 +294,22 @@ def test_a_dead_workers_ticket_makes_room_for_the_next_one(monkeypatch: pytest.M
 
 
 # ------------------------------------------------------------------------------------------------ used again
+
+
+def test_a_reply_in_a_slot_that_its_request_no_longer_has_is_dropped(pool: ProcessPool, tmp_path: Path) -> None:
+    """A worker that was frozen wakes and answers, while another one loads its request again."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    number = ask(pool, lambda empty: fifo.read_text())
+    wait_until(lambda: pool._board.claimed(0) == number)
+    flight = pool._in_flight[number]
+    flight.slot = pool.arena.acquire()
+    pool._channel.send([(0, channel.write_request(flight.request, flight.slot, False))])
+    fifo.write_text("late")
+    assert select.select([pool._channel.replies], [], [], 30)[0]
+    assert not pool.ready()
+    fifo.write_text("again")
+    assert pool.receive(60).batch == "again"
 
 
 def test_what_was_abandoned_is_never_delivered(pool: ProcessPool, tmp_path: Path) -> None:

@@ -12,9 +12,7 @@ import contextvars
 import gc
 import logging
 import signal
-import subprocess
 import sys
-import textwrap
 import threading
 import weakref
 
@@ -244,45 +242,36 @@ def test_a_system_without_threads_left_leaves_none_behind(monkeypatch):
 
 
 PROGRAM = """
-    import sys, threading
-    import agnoload
+import threading, agnoload
 
-    stuck = threading.Event()
+stuck = threading.Event()
 
-    class Slow:
-        def __len__(self): return 8
-        def __getitem__(self, index):
-            if index == 1:
-                print("stuck", flush=True)
-                stuck.set()
-                threading.Event().wait()
-            return index
+class Slow:
+    def __len__(self): return 8
+    def __getitem__(self, index):
+        if index == 1:
+            print("stuck", flush=True)
+            stuck.set()
+            threading.Event().wait()
+        return index
 
-    loader = agnoload.DataLoader(Slow(), num_workers=2, worker_type="thread")
-    for batch in loader:
-        if sys.argv[1] == "leave":
-            stuck.wait()
-            break
-    """
+for batch in agnoload.DataLoader(Slow(), num_workers=2, worker_type="thread"):
+    if {leaves}:
+        stuck.wait()
+        break
+"""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["leave", "interrupt"])
-def test_a_program_ends_while_a_thread_is_in_a_sample(how):
-    command = [sys.executable, "-c", textwrap.dedent(PROGRAM), how]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout.readline() == "stuck\n"
-            if how == "interrupt":
-                process.send_signal(signal.SIGINT)
-            _, err = process.communicate(timeout=PATIENCE)
-        finally:
-            process.kill()  # or the end of `with` waits for it
-    if how == "leave":
-        assert (process.returncode, err) == (0, "")
-    else:
-        assert err.strip().endswith("KeyboardInterrupt")
-        assert err.count("Traceback") == 1
+@pytest.mark.parametrize("leaves", [True, False])
+def test_a_program_ends_while_a_thread_is_in_a_sample(leaves, program):
+    one = program(PROGRAM.format(leaves=leaves))
+    assert one.line() == "stuck"
+    if not leaves:
+        one.process.send_signal(signal.SIGINT)
+    code, _, err = one.end()
+    assert (code, err.count("Traceback")) == ((0, 0) if leaves else (-signal.SIGINT, 1))
+    assert err.strip().endswith("" if leaves else "KeyboardInterrupt")
 
 
 # ------------------------------------------------------------------------------------------------ memory

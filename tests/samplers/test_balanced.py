@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from agnoload.errors import OptionError
 from agnoload.samplers import (
     BalancedBatchSampler,
-    BucketBatchSampler,
     ClassUniformBatchSampler,
     CyclicClassBatchSampler,
     WeightedRandomSampler,
@@ -66,6 +65,7 @@ def test_every_batch_has_the_counts_of_the_largest_remainder(sizes, batch_size, 
     assert compositions(sampler, labels).tolist() == [expected] * -(-len(labels) // batch_size)
     without_minimum = BalancedBatchSampler(of_sizes(990, 10), 8, alpha=0.0, min_per_class=0)
     assert compositions(without_minimum, of_sizes(990, 10))[0].tolist() == [8, 0]
+    assert class_counts(np.array([0.475, 0.475, 0.05]), 10, 1).tolist() == [5, 4, 1]  # of two equal ones the last gives
 
 
 @settings(max_examples=60)
@@ -84,15 +84,16 @@ def test_counts_fill_the_batch_and_keep_the_minimum(sizes, batch_size, alpha, le
 
 
 @settings(max_examples=60)
-@given(st.lists(st.integers(1, 50), min_size=1, max_size=8), st.lists(st.integers(1, 40), min_size=1, max_size=20))
-def test_exact_shares_of_every_batch_add_up_and_stay_within_one_of_the_weights(weights, batches):
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=12), st.lists(st.integers(1, 40), min_size=1, max_size=40))
+def test_exact_shares_of_every_batch_add_up_and_nothing_is_rounded_away(weights, batches):
+    assert sum(exact_shares([1, 50, 50, 1, 1], 1, [-38, 57, 57, -38, -38])[0]) == 1  # three had too much before
     owed, taken, total = [0] * len(weights), np.zeros(len(weights)), 0
     for size in batches:
         counts, owed = exact_shares(weights, size, owed)
         assert (sum(counts), min(counts) >= 0, sum(owed)) == (size, True, 0)
         taken, total = taken + counts, total + size
         exact = np.array(weights) * total
-        assert (exact - taken * sum(weights)).tolist() == owed  # nothing is ever rounded away
+        assert (exact - taken * sum(weights)).tolist() == owed
 
 
 # --- more classes than places
@@ -305,13 +306,7 @@ def test_more_classes_than_sixteen_bits_hold_group_alike():
 @pytest.mark.slow
 def test_five_million_labels_are_enough_and_no_sample_is_read():
     labels = np.random.default_rng(0).integers(0, 1000, 5_000_000)
-    samplers = [
-        BalancedBatchSampler(labels, 256),
-        ClassUniformBatchSampler(labels, 8, 4),
-        BucketBatchSampler(labels, max_tokens=4096),
-        WeightedRandomSampler(imbalance_weights(labels), 1000),
-    ]
-    for sampler in samplers:
+    for sampler in (BalancedBatchSampler(labels, 256), WeightedRandomSampler(imbalance_weights(labels), 1000)):
         assert sampler.data_length == 5_000_000
         assert np.max(next(iter(sampler))) < 5_000_000
 

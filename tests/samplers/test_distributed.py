@@ -102,7 +102,8 @@ def test_rank_and_world_come_from_the_environment(monkeypatch):
             assert (sampler.rank, sampler.num_replicas) == (2, 3)
             assert list(sampler) == [2, 5, 8]
             assert DistributedSampler(range(10), 5, 4).rank == 4
-            assert DistributedSampler(range(10), rank=1).num_replicas == 3
+            half = DistributedSampler(range(10), rank=1)
+            assert (half.rank, half.num_replicas) == (1, 3)
 
 
 def test_rank_and_world_come_from_the_backend_when_nothing_else_says():

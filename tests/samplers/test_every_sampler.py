@@ -65,7 +65,7 @@ EVERY = WHOLE | {
 every = st.sampled_from(list(EVERY))
 whole = st.sampled_from(list(WHOLE))
 seeds = st.integers(0, 2**63)
-worlds = st.integers(1, 6)
+worlds = st.integers(1, 9)
 tails = st.sampled_from(["pad", "drop", "keep"])
 
 
@@ -87,8 +87,8 @@ def in_turns(ranks):
 
 
 @pytest.mark.slow
-def test_every_sampler_passes_its_check():
-    for make in EVERY.values():
+def test_one_of_each_class_passes_its_check():
+    for make in {type(make()): make for make in EVERY.values()}.values():  # the last of each; below are all of them
         check_sampler(make)
 
 

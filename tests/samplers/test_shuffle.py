@@ -86,6 +86,7 @@ def test_the_switch_to_the_bijection_is_at_a_fixed_size():
     below, above = shuffled(2**20 - 1, 3, 0), shuffled(2**20, 3, 0)
     assert (below.indices(0, 2**20 - 1) == generator(3, 0, Purpose.ORDER).permutation(2**20 - 1)).all()
     assert (np.bincount(above.indices(0, 2**20)) == 1).all()
+    assert (above.indices(0, 9) != generator(3, 0, Purpose.ORDER).permutation(2**20)[:9]).any()
 
 
 def test_the_first_index_of_a_huge_dataset_and_any_chunk_of_draws_need_no_memory():

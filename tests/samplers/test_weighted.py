@@ -94,7 +94,7 @@ def test_a_weight_of_0_is_not_drawn_at_the_edges_of_rounding_either(monkeypatch)
 
 
 @settings(max_examples=25)
-@given(st.lists(st.integers(0, 50), min_size=1, max_size=20).filter(any), st.integers(-1000, 1000), st.booleans())
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=20).filter(any), st.integers(-1070, 1000), st.booleans())
 def test_only_ratios_of_weights_matter(weights, exponent, replacement):
     count = 100 if replacement else int(np.count_nonzero(weights))
     scaled = np.ldexp(np.array(weights, float), exponent)

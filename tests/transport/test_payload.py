@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import agnoload
-from agnoload import DataLoader, OptionError, PackedList
+from agnoload import AgnoloadError, DataLoader, OptionError, PackedList
 from agnoload.errors import DatasetNotPicklable
 from agnoload.transport import payload as module
 from agnoload.transport.memory import sending
@@ -280,6 +280,19 @@ def test_any_view_of_a_mapped_file_is_the_same_memory(
     assert found.tolist() == view.tolist()
     found += 1
     assert found.tolist() == view.tolist()
+
+
+def test_a_file_that_was_replaced_since_is_the_one_that_is_mapped_here(tmp_path: Path) -> None:
+    held = [np.memmap(tmp_path / "cells", np.uint8, "w+", shape=4)]
+    with packed(held) as fd:
+        (tmp_path / "others").write_bytes(bytes(4))
+        os.replace(tmp_path / "others", tmp_path / "cells")
+        found = Payload(fd).value([])[0]
+        found[:] = 7
+        assert held.pop().tolist() == [7] * 4
+        del found
+        with pytest.raises(AgnoloadError, match="cannot be opened any more"):
+            Payload(fd).value([])
 
 
 # ------------------------------------------------------------------------------------------------ what does not
