@@ -75,6 +75,9 @@ def test_shares_of_a_batch_are_those_by_largest_remainder(kit, load):
     counts = [[sources.count(k) for k in range(3)] for _, sources in load(mixture, 16)]
     assert counts[:2] == [[10, 5, 1], [9, 5, 2]]
     assert np.sum(counts[:10], 0).tolist() == [96, 48, 16]
+    mixture = Mixture([range(40), range(40), range(40)], [0.6, 0.3, 0.1], per="batch", with_source=True)
+    lists = [each for batch in DataLoader(mixture.batch(4), 5, collate_fn=list) for each in batch]
+    assert lists == list(DataLoader(mixture, 4, collate_fn=list)), "shares of the lists, not of the loader's batches"
 
 
 @settings(max_examples=10)

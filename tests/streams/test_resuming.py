@@ -125,8 +125,9 @@ STREAMS = {
     "shards": lambda kit: kit.Shards(17, 5, lanes=3).map(kit.with_own_draw),
     "shards with a state": lambda kit: kit.ResumableShards(11, 4, lanes=3).shuffle(1),
     "chain, one part without a state": lambda kit: kit.Resumable(5) + kit.Count(4),
-    # To read the rank's last sample is to see the end of the stream, which by then has gone back to its start.
-    "rank, its last round not full": lambda kit: kit.Resumable(13).split_by_rank(0, 2).map(kit.with_own_draw),
+    # Its last batch is full, its last round not: to read its last sample is to see the end of the stream, which by then
+    # has gone back to its start.
+    "rank, its last round not full": lambda kit: kit.Resumable(11).split_by_rank(0, 2).map(kit.with_own_draw),
     "rank's shards, stopped": lambda kit: kit.Shards(13, 4).split_by_rank(0, 2, uneven="stop"),
     "exact mixture": lambda kit: Mixture([kit.Resumable(9), kit.Rows(7)], [2, 1], per="batch", shuffle=True),
     "mixture of a mixture that may give nothing": lambda kit: Mixture(
