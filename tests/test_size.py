@@ -20,7 +20,7 @@ BUDGETS = {
     "fetching": 1280,
     "monitoring": 720,
     "planning": 1620,
-    "pools": 2580,
+    "pools": 2570,
     "samplers": 2030,
     "streams": 2240,
     "testing": 1000,

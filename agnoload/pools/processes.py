@@ -92,7 +92,7 @@ class ProcessPool:
         self._ready: deque[Reply] = deque()
         self._fatal: BaseException | None = None
         self._warned = self._closed = False
-        self._inside = threading.RLock()
+        self._inside = threading.RLock()  # a signal handler may close the pool within another call of its thread
         self.crew = Crew(fetch, context, environment or {}, preload)
         self._channel = Channel(workers, owned)
         with standard_streams():
