@@ -308,8 +308,8 @@ class DataLoader(Generic[BatchT]):
         return self._iterator(plan, pool, release, limit)
 
     def _next_plan(self, place: EpochPosition) -> Plan:
-        """The next epoch, where the one before has ended here: a sampler with a state is there already."""
-        return self._planner.plan(self._epochs.following(place._replace(sampler=None)), self.num_workers)
+        """The next epoch, where the one before has ended here."""
+        return self._planner.plan(self._epochs.following(place), self.num_workers)
 
     def _iterator(self, plan: Plan, pool: Pool, release: Release | None, limit: int | None) -> LoaderIterator[BatchT]:
         max_failed = self._options.max_failed

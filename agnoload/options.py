@@ -219,8 +219,8 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
         value if callable(value) else word(name, value, ("raise", "skip", "replace"), "a callable")
     ),
     "max_worker_restarts": lambda name, value: integer(name, value, 0, "a non-negative int"),
-    "retry": lambda name, value: check_retry(value),
-    "max_failed": lambda name, value: check_max_failed(value),
+    "retry": check_retry,
+    "max_failed": check_max_failed,
 }
 """For each option that can be checked by itself: what normalises it, or raises."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,6 +13,7 @@ from agnoload.errors import OptionError, TooManyFailed
 from agnoload.messages import Failure, FailureCount, Reply
 from agnoload.protocols import IndexArray
 from agnoload.samplers.base import SeededSampler, effective_seed
+from agnoload.seeding import SampleContext
 from agnoload.validate import number, number_of, positive
 
 JUDGED_FROM = 100
@@ -76,8 +77,8 @@ class ErrorPolicy:
         """What `on_error` says to do."""
         return self.on_error(error, key) if callable(self.on_error) else self.on_error  # type: ignore[arg-type]
 
-    def retrying(self, load: Callable[[Any], Any], rewind: Callable[[], None]) -> Callable[[Any], Any]:
-        """`load` with further tries, before each of which `rewind` is called."""
+    def retrying(self, load: Callable[[Any], Any], context: SampleContext) -> Callable[[Any], Any]:
+        """`load` with further tries, for each of which `sample_rng()` begins again."""
         retry = self.retry
         if retry is None:
             return load
@@ -88,34 +89,25 @@ class ErrorPolicy:
                     return load(key)
                 except retry.errors:
                     time.sleep(pause)
-                    rewind()
+                    context.made = None
             return load(key)
 
         return loaded
 
-    def candidates(
-        self, seed: int, epoch: int, rng: np.random.Generator, keys: Collection[Any], item: int
-    ) -> list[Any]:
-        """Other keys of the epoch in random order, to replace that of an item of a batch with these keys."""
-        if self.choose is not None:
-            return list(dict.fromkeys(self.choose(seed, epoch, rng, REPLACEMENTS).tolist()))
-        others = list(keys)
-        return [others[place] for place in rng.permutation(len(others))[:REPLACEMENTS] if place != item]
 
-
-def check_retry(value: Any) -> Retry | None:
+def check_retry(name: str, value: Any) -> Retry | None:
     """The option `retry`: a `Retry`, the exception types alone, or None."""
     return value if value is None or isinstance(value, Retry) else Retry(value)
 
 
-def check_max_failed(value: Any) -> int | float | None:
+def check_max_failed(name: str, value: Any) -> int | float | None:
     """The option `max_failed`: None, a count, or a share below 1."""
     if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 0):
         return value
     if isinstance(value, float) and 0 <= value < 1:
         return value
     raise OptionError(
-        f"max_failed must be how many samples of an epoch may fail (an int), their share (a float below 1), or None, "
+        f"{name} must be how many samples of an epoch may fail (an int), their share (a float below 1), or None, "
         f"got {value!r}"
     )
 

@@ -53,7 +53,7 @@ class Fetcher:
         self._gather: Any = None
         if self._stream is not None:
             self._source = StreamSource(
-                self.dataset, self._stream, self._setup, self._policy, context, self._generators
+                self.dataset, self._stream, self._setup.rank, self._policy, context, self._generators
             )
             return
         self._source = IndexedSource(self.dataset, self._batched, self._policy, context, self._generators)
@@ -123,7 +123,11 @@ class Fetcher:
         if self._info is not None:
             self._info.epoch, self._info.seed = request.epoch, request.seed
         if self._gather is not None:
-            return self._gathered(request, empty, started)
+            try:
+                batch = self._gather(request.indices, empty)
+            except (Exception, GeneratorExit) as error:
+                return self._failed(request, error, started)
+            return self._reply(request, batch, len(request.indices), started, time.monotonic())
         try:
             with self._generators:
                 try:
@@ -143,24 +147,33 @@ class Fetcher:
         finally:
             del reply  # the traceback of its error knows this frame: it would hold itself, and the loop's iterator
 
-    def _gathered(self, request: Request, empty: Empty, started: float) -> Reply:
-        try:
-            batch = self._gather(request.indices, empty)
-        except (Exception, GeneratorExit) as error:
-            return self._failed(request, error, started)
-        return self._reply(request, batch, len(request.indices), started, time.monotonic())
-
     def _loaded(self, request: Request, empty: Empty, started: float) -> Reply:
         samples, count, keys, failed, report = self._source.load(request)
         fetched = time.monotonic()
         if isinstance(samples, Batch):
-            batch = samples.data
-        elif samples is EMPTY:
-            batch = EMPTY
-        else:
-            if self._stream is not None and self.collate_fn is not None:
-                self._generators.seed()
-            batch = self._collated(samples if self._batched else samples[0], keys, request, empty)
+            return self._reply(request, samples.data, count, started, fetched, failed, report)
+        if samples is EMPTY:
+            return self._reply(request, EMPTY, count, started, fetched, failed, report)
+        function: Any = self.collate_fn
+        if self._stream is not None and function is not None:
+            self._generators.seed()
+        self._context.item = 0
+        self._context.purpose = Purpose.COLLATE
+        given = samples if self._batched else samples[0]
+        try:
+            if function is None:
+                batch = collate(given, empty) if self._batched else default_convert(given)
+            else:
+                batch = function(given, empty=empty) if getattr(function, "accepts_empty", False) else function(given)
+        except CollateError as error:
+            named = [keys[item] for item in error.items if keys is not None and item < len(keys)]
+            if named:
+                error.add_note(
+                    f"indices {' and '.join(map(repr, named))} of batch {request.batch}, epoch {request.epoch}"
+                )
+            raise
+        except BaseException as error:
+            raise stopped(error, f"while batch {request.batch} of epoch {request.epoch} was collated")
         return self._reply(request, batch, count, started, fetched, failed, report)
 
     def _reply(
@@ -181,25 +194,6 @@ class Fetcher:
             request.number, self._worker, error=error, end=end, failed=() if culprit is None else (culprit,),
             stream=report, started=started, finished=time.monotonic(),
         )  # fmt: skip
-
-    def _collated(self, samples: Any, keys: list[Any] | None, request: Request, empty: Empty) -> Any:
-        """A batch of a list of samples, or, without batches, what becomes of the one sample."""
-        self._context.item = 0
-        self._context.purpose = Purpose.COLLATE
-        function: Any = self.collate_fn
-        try:
-            if function is None:
-                return collate(samples, empty) if self._batched else default_convert(samples)
-            return function(samples, empty=empty) if getattr(function, "accepts_empty", False) else function(samples)
-        except CollateError as error:
-            named = [keys[item] for item in error.items if keys is not None and item < len(keys)]
-            if named:
-                error.add_note(
-                    f"indices {' and '.join(map(repr, named))} of batch {request.batch}, epoch {request.epoch}"
-                )
-            raise
-        except BaseException as error:
-            raise stopped(error, f"while batch {request.batch} of epoch {request.epoch} was collated")
 
 
 def _named(error: BaseException, request: Request) -> BaseException:

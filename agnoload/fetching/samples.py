@@ -10,7 +10,7 @@ import numpy as np
 from agnoload import seeding
 from agnoload.datasets import Batch, getitems_of
 from agnoload.errors import OptionError, SampleStopped, add_note, one_line
-from agnoload.fetching.error_policy import ErrorPolicy
+from agnoload.fetching.error_policy import REPLACEMENTS, ErrorPolicy
 from agnoload.global_rng import RequestGenerators
 from agnoload.messages import EMPTY, Failure, Request, StreamReport
 from agnoload.seeding import Purpose, SampleContext
@@ -58,38 +58,31 @@ class IndexedSource:
         else:
             keys = request.indices.tolist() if isinstance(request.indices, np.ndarray) else list(request.indices)
         self.culprit = None
+        samples: Any
+        kept = keys
+        failed: Sequence[Failure] = ()
         if self._policy.tolerant:
             samples, kept, failed = self._tolerant(keys, request)
+        elif self._getitems is not None:
+            samples = self._many(keys, request)
         else:
-            samples, kept, failed = self._all(keys, request), keys, []
+            context, samples, item = self._context, [], 0
+            load = self._policy.retrying(self._dataset.__getitem__, context)
+            try:
+                for item, key in enumerate(keys):
+                    context.item = item
+                    samples.append(load(key))
+            except BaseException as error:
+                raise self._at_sample(error, keys[item], request, item)
         if isinstance(samples, Batch):
             return Loaded(samples, len(keys))
         return Loaded(EMPTY if keys and not samples else samples, len(samples), kept, failed)
-
-    def _all(self, keys: list[Any], request: Request) -> Any:
-        if self._getitems is not None:
-            return self._many(keys, request)
-        context, samples, load = self._context, [], self._load
-        try:
-            for context.item, key in enumerate(keys):
-                samples.append(load(key))
-        except BaseException as error:
-            raise self._at_sample(error, keys[context.item], request, context.item)
-        return samples
-
-    @property
-    def _load(self) -> Callable[[Any], Any]:
-        return self._policy.retrying(self._dataset.__getitem__, self._rewind)
-
-    def _rewind(self) -> None:
-        """Let `sample_rng()` begin again."""
-        self._context.made = None
 
     def _many(self, keys: list[Any], request: Request) -> Any:
         """The samples by one call of `__getitems__`."""
         getitems: Any = self._getitems
         try:
-            samples = self._policy.retrying(getitems, self._rewind)(keys)
+            samples = self._policy.retrying(getitems, self._context)(keys)
         except BaseException as error:
             raise stopped(error, f"while {len(keys)} indices were loaded by one call of __getitems__")
         if not isinstance(samples, Batch) and len(samples) != len(keys):
@@ -106,7 +99,8 @@ class IndexedSource:
                 return self._many(keys, request), keys, []
             except Exception:
                 self._generators.seed()  # one by one, as if nothing had been tried
-        load, context = self._load, self._context
+        context = self._context
+        load = self._policy.retrying(self._dataset.__getitem__, context)
         samples: list[Any] = []
         kept: list[Any] = []
         failed: list[Any] = []
@@ -124,7 +118,7 @@ class IndexedSource:
                     raise raised
                 if action != "replace":
                     raise OptionError(f"on_error must return 'raise', 'skip' or 'replace', got {action!r}") from raised
-                got = self._replacement(load, keys, item, request, raised)
+                got = self._replacement(load, keys, request, raised)
             except BaseException as error:
                 raise self._at_sample(error, key, request, item)
             samples.append(got[0])
@@ -134,20 +128,23 @@ class IndexedSource:
         return samples, kept, failed
 
     def _replacement(
-        self, load: Callable[[Any], Any], keys: list[Any], item: int, request: Request, cause: BaseException
+        self, load: Callable[[Any], Any], keys: list[Any], request: Request, cause: BaseException
     ) -> tuple[Any, Any]:
-        """Another sample of the epoch in the place of a bad one: the first good one of a random row."""
-        context = self._context
-        position = context.first + item * context.stride
-        rng = seeding.generator(request.seed, request.epoch, Purpose.REPLACE, position, request.rank)
-        candidates = self._policy.candidates(request.seed, request.epoch, rng, keys, item)
-        for key in candidates:
-            self._rewind()
+        """Another sample of the epoch in the place of the current one: the first good one of a random row."""
+        context, choose = self._context, self._policy.choose
+        rng = seeding.generator(request.seed, request.epoch, Purpose.REPLACE, context.position, request.rank)
+        if choose is not None:
+            others = list(dict.fromkeys(choose(request.seed, request.epoch, rng, REPLACEMENTS).tolist()))
+        else:
+            places = rng.permutation(len(keys))[:REPLACEMENTS].tolist()
+            others = [keys[place] for place in places if place != context.item]
+        for key in others:
+            context.made = None  # `sample_rng()` gives what it would have given the bad sample
             try:
                 return load(key), key
             except Exception:
                 continue
-        add_note(cause, f"none of {len(candidates)} other samples of the epoch could be loaded in its place")
+        add_note(cause, f"none of {len(others)} other samples of the epoch could be loaded in its place")
         raise cause
 
     def _at_sample(self, error: BaseException, key: Any, request: Request, item: int) -> BaseException:

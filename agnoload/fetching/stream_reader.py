@@ -1,60 +1,35 @@
-"""A worker's side of a stream: it reads what it must, and makes samples of what it delivers.
+"""A worker's side of a stream: it reads what it must, and gives the raw samples of what it delivers.
 
 Who reads a batch changes nothing, because all that a stream may depend on is set by the place in the stream: before the
 first sample of every batch, delivered or only read past, `begin` moves the context of randomness there.
 
-A batch is read in two steps: first all its raw samples are pulled out of the stream, then `force` makes samples of
-them. The first step is the same for every worker that reads past; the second one, which only one worker takes, begins
-with random numbers of its own. So whatever functions given to `map` draw, the stream continues as everywhere else.
+A batch is read in two steps: first all its raw samples are pulled out of the stream, here, then `StreamSource` makes
+samples of them. The first step is the same for every worker that reads past; the second one, which only one worker
+takes, begins with random numbers of its own. So whatever functions given to `map` draw, the stream continues as
+everywhere else.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from agnoload import seeding
 from agnoload.errors import AgnoloadError, StateError
 from agnoload.fetching.compare import CheckSum
 from agnoload.messages import StreamReport, StreamStart
-from agnoload.streams.iterators import (
-    LAZY,
-    Lazy,
-    OpenOptions,
-    StreamIterator,
-    force,
-    is_stream,
-    note_record,
-    set_epoch_of,
-)
+from agnoload.streams.iterators import OpenOptions, StreamIterator, is_stream, set_epoch_of
 from agnoload.streams.layout import all_parts_of, first_states, layout_of, parts_of
 from agnoload.streams.ranks import has_others
 from agnoload.streams.shards import ShardsIterator, num_shards_of, open_stream
 from agnoload.worker_info import peek_worker_info
 
-FINISHING = 1 << 31
-"""Added to the rank in the keys of the second step."""
-COLLATING = 1 << 30
-"""Added to it in the key of what puts the batch together."""
-
+Key = tuple[int, int, int]
+"""First position, stride and rank of a batch: what its random numbers follow from."""
 Begin = Callable[[int, int, int], None]
 """`begin(first, stride, rank)` moves this thread's sample context to the start of a batch, and seeds the process-wide
 generators for it."""
-
-
-class StreamChunk(NamedTuple):
-    """What a reader gives for one request."""
-
-    samples: list[Any]
-    """The batch, not collated yet: fewer than asked for at the end, or where samples were left out."""
-    first: int
-    """The position of the first sample in the epoch's sequence, for the keys of what comes later, like collating."""
-    stride: int
-    rank: int
-    report: StreamReport
-    error: BaseException | None = None
-    """What a function raised that makes the samples: there are none, but the stream can be read on."""
 
 
 class _Track:
@@ -73,54 +48,47 @@ class _Track:
 
 
 class StreamReader:
-    """Reads one stream for one worker through one epoch: `read(batch, lane, size)` gives a `StreamChunk`.
+    """Reads one stream through one epoch, for the worker that it is made in: `read(batch, lane, size)`.
 
     `begin` is called before the first sample of each batch. `start` is a plan's `reader_start`; without it reading
     begins with the epoch. `self_sharded` says that the stream splits itself, as one does that asks `get_worker_info()`
-    before its first sample. `rank` is this process's among those that train together, looked up when None. Samples are
-    made by `tried(force)`, where that is given; if it fails, `failed(error, position)` says whether to leave the sample
-    out. A reader only reads forward; for an earlier batch make another one.
+    before its first sample. `rank` is this process's among those that train together, looked up when None. A reader
+    only reads forward; for an earlier batch make another one.
     """
 
     def __init__(
         self,
         stream: Any,
-        *,
-        worker: int = 0,
-        workers: int = 1,
         begin: Begin,
+        *,
         start: StreamStart | None = None,
         self_sharded: bool = False,
         drop_last: bool = False,
         rank: int | None = None,
-        failed: Callable[[Exception, int], bool] | None = None,
-        tried: Callable[[Callable[[Any], Any]], Callable[[Any], Any]] | None = None,
     ) -> None:
         self._stream = stream
-        self._worker = worker
-        self._workers = max(1, workers)
         self._begin = begin
         self._start = start
-        self._layout = layout_of(stream, rank)
         self._drop_last = drop_last
-        self._failed = failed
-        self._make = force if tried is None else tried(force)
+        self._layout = layout_of(stream, rank)
         self._tracks: dict[int, _Track] = {}
         if start is not None:
             first_states(stream, start.first)
-        self._info = peek_worker_info()
+        self._info = info = peek_worker_info()
+        self._worker, self._workers = (0, 1) if info is None else (info.id, info.num_workers)
         self._untouched = True  # nothing was read yet
         self._self_sharded = not self._layout.lanes and (
-            self_sharded or (self._layout.shared and workers > 0) or (start is not None and start.self_sharded)
+            self_sharded or (self._layout.shared and info is not None) or (start is not None and start.self_sharded)
         )
-        if self._info is not None:
+        if info is not None:
             one = all(len(parts_of(part)) < 2 for part in all_parts_of(stream))
-            self._info.divisible = self._self_sharded or (one and not self._layout.lanes)
+            info.divisible = self._self_sharded or (one and not self._layout.lanes)
 
-    def read(self, batch: int, lane: int = 0, size: int = 1) -> StreamChunk:
-        """Batch number `batch` of the epoch or, with lanes, of `lane`.
+    def read(self, batch: int, lane: int = 0, size: int = 1) -> tuple[list[Any], Key, StreamReport]:
+        """The raw samples of batch number `batch` of the epoch or, with lanes, of `lane`; their key, and a report.
 
-        For a stream that splits itself, batch number `batch // workers` of this worker.
+        For a stream that splits itself, batch number `batch // workers` of this worker. Where the report has a list as
+        `leftover`, the samples belong there: at the end of a lane they fill no batch.
         """
         track = self._tracks.get(lane)
         if track is None:
@@ -129,30 +97,18 @@ class StreamReader:
             self._info.on_asked = partial(self._asked, lane)
         try:
             place, raws, sums = self._raws(track, batch, lane, size)
-        except Exception as error:
-            if self._failed is not None:
-                error.add_note("on_error cannot leave this out: the stream itself raised, and cannot be read further")
-            raise
         finally:
             if self._info is not None:
                 self._info.on_asked = None
         merged = self._layout.lanes or self._self_sharded
         if track.ended and self._drop_last and not merged:
             raws = []
-        key = self._key(lane, place)
-        samples, leftover, failed = [], None, None
-        try:
-            samples = self._made(raws, *key)
-        except (Exception, GeneratorExit) as error:
-            failed = error
-        else:
-            if track.ended and merged:
-                samples, leftover = [], samples
+        leftover: list[Any] | None = [] if track.ended and merged else None
         state = None if track.ended else track.iterator.state()
         more = track.place + 1 - track.start >= (size if self._drop_last else 1)  # rank 0 has one sample more
         others = track.ended and more and has_others(track.iterator)
         report = StreamReport(track.ended, leftover, len(raws), state, self._self_sharded, others, sums)
-        return StreamChunk(samples, *key, report, failed)
+        return raws, self._key(lane, place), report
 
     def close(self) -> None:
         """Let go of all that is open; only a new reader reads on."""
@@ -260,7 +216,7 @@ class StreamReader:
         self._self_sharded = True
         self._begin(*self._stream_key(lane, 0))  # from here on no two workers draw the same
 
-    def _stream_key(self, lane: int, place: int) -> tuple[int, int, int]:
+    def _stream_key(self, lane: int, place: int) -> Key:
         """The key of a batch while it is pulled: the same on all ranks that split a stream, as they all read it."""
         layout = self._layout
         if layout.lanes:
@@ -268,7 +224,7 @@ class StreamReader:
         worker, workers = (self._worker, self._workers) if self._self_sharded else (0, 1)
         return place * layout.stride * workers + worker, workers, layout.rank
 
-    def _key(self, lane: int, place: int) -> tuple[int, int, int]:
+    def _key(self, lane: int, place: int) -> Key:
         """First position, stride and rank of the batch that begins at a place."""
         layout = self._layout
         if layout.lanes:
@@ -277,22 +233,3 @@ class StreamReader:
             rank = layout.rank + layout.first  # one of them is 0: a rank of a split counts as a rank here
             return place * self._workers + self._worker, self._workers, rank
         return layout.first + place * layout.stride, layout.stride, layout.rank
-
-    def _made(self, raws: list[Any], first: int, stride: int, rank: int) -> list[Any]:
-        """The samples of raw ones, but for those that are left out."""
-        kinds = set(map(type, raws))
-        if Lazy not in kinds:  # nothing that runs user code
-            return raws if kinds.isdisjoint(LAZY) else list(map(force, raws))
-        self._begin(first, stride, rank | FINISHING)
-        context, make = seeding.current(), self._make
-        samples = []
-        for item, raw in enumerate(raws):
-            if context is not None:
-                context.item = item
-            try:
-                samples.append(make(raw))
-            except Exception as error:
-                note_record(error, raw)
-                if self._failed is None or not self._failed(error, first + item * stride):
-                    raise
-        return samples

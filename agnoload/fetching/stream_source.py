@@ -9,13 +9,19 @@ from typing import Any, Literal
 from agnoload.errors import OptionError, add_note, attributes_of, one_line
 from agnoload.fetching.error_policy import ErrorPolicy
 from agnoload.fetching.samples import Loaded
-from agnoload.fetching.stream_reader import COLLATING, StreamReader
+from agnoload.fetching.stream_reader import StreamReader
 from agnoload.global_rng import RequestGenerators
 from agnoload.messages import EMPTY, LEFTOVER_LANE, Failure, Request, StreamReport, StreamStart
 from agnoload.seeding import SampleContext
 from agnoload.streams import first_states
+from agnoload.streams.iterators import LAZY, Lazy, force, note_record
 from agnoload.streams.layout import is_shared
-from agnoload.worker_info import WorkerInfo
+from agnoload.worker_info import WorkerInfo, peek_worker_info
+
+FINISHING = 1 << 31
+"""Added to the rank in the keys of the second step, which makes samples of raw ones."""
+COLLATING = 1 << 30
+"""Added to it in the key of what puts the batch together."""
 
 
 @dataclass(frozen=True)
@@ -45,23 +51,21 @@ class StreamSetup:
 
 
 class StreamSource:
-    """Loads the samples of a stream."""
+    """Loads the samples of a stream; `rank` is that of this process."""
 
     def __init__(
-        self, stream: Any, setup: StreamSetup, workers: WorkerSetup, policy: ErrorPolicy, context: SampleContext,
+        self, stream: Any, setup: StreamSetup, rank: int, policy: ErrorPolicy, context: SampleContext,
         generators: RequestGenerators,
     ) -> None:  # fmt: skip
         self._stream = stream
         self._setup = setup
-        self._workers = workers
+        self._rank = rank
         self._policy = policy
         self._context = context
         self._generators = generators
         self._reader: StreamReader | None = None
         self._read = (-1, -1)
         """Epoch and batch that the reader was asked for last."""
-        self._failed: list[Failure] = []
-        self._worker = 0
         self._doubtful: WorkerInfo | None = None
         """Set while it may turn out that `worker_init_fn` has not split the stream."""
         self.report: StreamReport | None = None
@@ -70,7 +74,6 @@ class StreamSource:
 
     def begin(self, info: WorkerInfo) -> None:
         """Called in a worker before its first request."""
-        self._worker = info.id
         first_states(self._stream, self._setup.start.first)
         if self._setup.init_splits and info.num_workers > 1 and not is_shared(self._stream):
             self._doubtful = info
@@ -85,19 +88,27 @@ class StreamSource:
         """The samples of a request."""
         self.report = report = None
         failed: list[Failure] = []
-        self._failed = failed
         if request.lane == LEFTOVER_LANE:
-            samples, first, stride, rank = list(request.indices), request.first, request.stride, request.rank
+            samples, key = list(request.indices), (request.first, request.stride, request.rank)
         else:
-            chunk = self._reader_for(request).read(request.lane_batch, request.lane, request.size)
-            samples, first, stride, rank, self.report, error = chunk
-            if self._doubtful is not None and self.report.self_sharded:
+            try:
+                raws, key, report = self._reader_for(request).read(request.lane_batch, request.lane, request.size)
+            except Exception as error:
+                if self._policy.tolerant:
+                    add_note(error, "on_error cannot leave this out: the stream itself raised, and cannot be read on")
+                raise
+            self.report = report._replace(leftover=None)  # from here on an error is that of a sample
+            samples = self._made(raws, *key, failed)
+            if report.leftover is not None:
+                samples, report = [], report._replace(leftover=samples)
+            self.report = report
+            if self._doubtful is not None and report.self_sharded:
                 self._warn_if_unsplit(self._doubtful)
-            if error is not None:
-                raise error
-            report = None if self.report == StreamReport(places=request.size) else self.report
+            if report == StreamReport(places=request.size):
+                report = None  # a full batch, and nothing to report: most replies
         if not samples:
             return Loaded(EMPTY, 0, None, failed, report)
+        first, stride, rank = key
         self._context.at(request.seed, request.epoch, first, stride, rank | COLLATING)
         return Loaded(samples, len(samples), None, failed, report)
 
@@ -108,15 +119,11 @@ class StreamSource:
             setup = self._setup
             self._reader = StreamReader(
                 self._stream,
-                worker=self._worker,
-                workers=self._workers.workers,
-                begin=self._begin_batch,
+                self._begin_batch,
                 start=setup.start if setup.epoch == request.epoch else None,
-                self_sharded=self._workers.workers > 0 and setup.init_splits,
+                self_sharded=setup.init_splits and peek_worker_info() is not None,
                 drop_last=setup.drop_last,
-                rank=self._workers.rank,
-                failed=self._sample_failed if self._policy.tolerant else None,
-                tried=self._retrying if self._policy.retry is not None else None,
+                rank=self._rank,
             )
         self._read = (request.epoch, request.batch)
         return self._reader
@@ -126,24 +133,31 @@ class StreamSource:
         context.at(context.seed, context.epoch, first, stride, rank)
         self._generators.seed()
 
-    def _retrying(self, make: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        def rewind() -> None:
-            self._context.made = None
-
-        return self._policy.retrying(make, rewind)
-
-    def _sample_failed(self, error: Exception, position: int) -> bool:
-        """Whether to leave a sample out; another one cannot be asked for."""
-        action = self._policy.action(error, position)
-        if action == "skip":
-            notes = attributes_of(error).get("__notes__", ())  # which record of which file
-            self._failed.append(Failure(position, "; ".join([one_line(error), *notes])))
-            return True
-        if action == "replace":
-            add_note(error, "on_error='replace' needs a dataset with indices: use 'skip' for a stream")
-        elif action != "raise":
-            raise OptionError(f"on_error must return 'raise' or 'skip', got {action!r}") from error
-        return False
+    def _made(self, raws: list[Any], first: int, stride: int, rank: int, failed: list[Failure]) -> list[Any]:
+        """The samples of raw ones, but for those that are left out, which are added to `failed`."""
+        kinds = set(map(type, raws))
+        if Lazy not in kinds:  # nothing that runs user code
+            return raws if kinds.isdisjoint(LAZY) else list(map(force, raws))
+        self._begin_batch(first, stride, rank | FINISHING)
+        context, make = self._context, self._policy.retrying(force, self._context)
+        samples = []
+        for item, raw in enumerate(raws):
+            context.item = item
+            try:
+                samples.append(make(raw))
+            except Exception as error:
+                note_record(error, raw)
+                position = first + item * stride
+                action = self._policy.action(error, position)
+                if action == "replace":
+                    add_note(error, "on_error='replace' needs a dataset with indices: use 'skip' for a stream")
+                elif action not in ("raise", "skip"):
+                    raise OptionError(f"on_error must return 'raise' or 'skip', got {action!r}") from error
+                if action != "skip":
+                    raise
+                notes = attributes_of(error).get("__notes__", ())  # which record of which file
+                failed.append(Failure(position, "; ".join([one_line(error), *notes])))
+        return samples
 
     def _warn_if_unsplit(self, info: WorkerInfo) -> None:
         """The stream counts as split by `worker_init_fn`: warn if nobody can have done that."""

@@ -130,11 +130,9 @@ class OrderedPlan(Plan):
             self._watermark += 1
 
     def position(self) -> EpochPosition:
-        return self.end() if self.delivered_all else self.position_after(self._last)
-
-    def position_after(self, request: Request | None) -> EpochPosition:
-        """Where the epoch is when a batch and all before it have been delivered; None where it has not moved."""
-        reached = self.start.position if request is None else request.stop
+        if self.delivered_all:
+            return self.end()
+        reached = self.start.position if self._last is None else self._last.stop
         stretches = [*self.start.ahead, *((batch.start, batch.stop) for batch in self._beyond.values())]
         joined: list[tuple[int, int]] = []
         for start, stop in sorted(stretches):

@@ -17,9 +17,9 @@ from agnoload.samplers.basic import RandomSampler, SequentialSampler
 from agnoload.samplers.distributed import DistributedSampler
 from agnoload.samplers.order import batched
 from agnoload.seeding import Rewinder, SampleContext
-from agnoload.streams import need_length, part_without_state, resolve_ranks
+from agnoload.streams import need_length, resolve_ranks
 from agnoload.system import rank_and_world
-from agnoload.validate import brief, number_of
+from agnoload.validate import number_of
 
 
 class Planner:
@@ -33,54 +33,44 @@ class Planner:
         self._say = say
         self.is_split = bool(options.stream and resolve_ranks(options.dataset, world))
         """Whether the ranks share a stream, so that their seeds must agree."""
-        self.sampler: Any = _sampler_of(options, world)
+        sampler = options.sampler if options.batch_sampler is None else options.batch_sampler
+        if sampler is None and not options.stream:
+            shuffled = options.shuffle and len(options.dataset)
+            sampler = RandomSampler(options.dataset) if shuffled else SequentialSampler(options.dataset)
+        for part in parts_of(sampler) if world else ():
+            if isinstance(part, DistributedSampler):
+                part.resolve_ranks(world)
+        wanted = getattr(sampler, "data_length", None)
+        if wanted is not None and wanted != len(options.dataset):
+            raise OptionError(
+                f"the sampler was made for {number_of(wanted, 'sample')} (one label, weight or length each), "
+                f"but the dataset has {len(options.dataset)}"
+            )
+        self.sampler: Any = sampler
         """What orders the samples, or the batches; None for a stream."""
-        self.user_sampler = UserSampler(self.sampler)
-        self.has_random_access = has_random_access(self.sampler)
+        self.user_sampler = UserSampler(sampler)
+        self.has_random_access = has_random_access(sampler)
         self.init_splits = options.worker_init_fn is not None
         """Whether `worker_init_fn` counts as what splits a stream over the workers."""
-        self.rank, self.world_size = self.user_sampler.share() or rank_and_world(world)
+        self.rank, self.world_size = self.user_sampler.share or rank_and_world(world)
 
     def plan(self, place: EpochPosition, workers: int) -> Plan:
         """The requests of an epoch from `place` on."""
         options, sampler, order_seed = self._options, self.sampler, place.seeds.order
         if options.stream:
-            return self._stream_plan(place, workers)
+            plan = self._stream_plan(place, workers)
+            for doubt in plan.doubts(options.dataset):
+                self._say(doubt)
+            return plan
         if not self.has_random_access:
-            size, given = options.cut_size, options.batch_sampler is not None
-            return UserSamplerPlan(place, self.user_sampler, size, options.drop_last, batched=given, rank=self.rank)
+            return UserSamplerPlan(place, self.user_sampler, options, self.rank)
         if options.batch_sampler is not None:
             return OrderPlan(place, sampler.batches(order_seed, place.epoch))
         batches = batched(sampler.order(order_seed, place.epoch), options.batch_size or 1, options.drop_last)
         return OrderPlan(place, batches, single=options.batch_size is None)
 
-    def _lanes(self, place: EpochPosition, workers: int) -> StreamPlan:
-        options = self._options
-        return StreamPlan(
-            place,
-            options.dataset,
-            size=options.batch_size or 1,
-            workers=workers,
-            drop_last=options.drop_last,
-            self_sharded=workers > 0 and self.init_splits,
-            rank=self.rank,
-            each=None if options.in_order else options.prefetch,
-        )
-
     def _stream_plan(self, place: EpochPosition, workers: int) -> StreamPlan:
-        options, plan = self._options, self._lanes(place, workers)
-        if plan.replays:
-            self._say(
-                f"the stream has no state_dict of its own ({brief(part_without_state(options.dataset))} has none), so "
-                "resuming replays it: it reads the stream again from the start of the epoch. Give it state_dict and "
-                "load_state_dict to avoid that"
-            )
-        if 0 < plan.lanes < workers:
-            self._say(
-                f"the stream has {number_of(plan.lanes, 'lane')} for {workers} workers: the others have nothing "
-                "to do. Use fewer workers, or a stream with more shards (and `lanes`)"
-            )
-        return plan
+        return StreamPlan(place, self._options, workers, self_sharded=workers > 0 and self.init_splits, rank=self.rank)
 
     def length(self, seed: int, epoch: int) -> int:
         """The number of batches of an epoch; `TypeError` where dataset or sampler has no length."""
@@ -99,7 +89,7 @@ class Planner:
 
     def warn_if_unsplit(self) -> None:
         """Warn, once, that every rank loads everything, as far as it can be known."""
-        if self.world_size > 1 and self.has_random_access and self.user_sampler.share() is None:
+        if self.world_size > 1 and self.has_random_access and self.user_sampler.share is None:
             self._say(
                 f"this process is rank {self.rank} of {self.world_size}, and nothing splits the dataset over the "
                 "ranks: each loads all samples. Pass sampler=agnoload.DistributedSampler(dataset), or ignore this if "
@@ -122,7 +112,7 @@ class Planner:
     def restored(self, place: EpochPosition, workers: Callable[[], int]) -> Plan | None:
         """Check a place before it is taken over: the plan from there on, unless it must wait for the next `iter`."""
         if self._options.stream:
-            self._lanes(place, workers())
+            self._stream_plan(place, workers())
         # A user's sampler is not touched before it is needed.
         return self.plan(place, 0) if self.has_random_access and place.begun else None
 
@@ -139,23 +129,3 @@ class Planner:
         if options.generator is not None:
             facts["seeds"] = "from a generator"
         return facts
-
-
-def _sampler_of(options: Options, world: tuple[int, int] | None) -> Any:
-    """The sampler or batch sampler that orders the samples; None for a stream."""
-    if options.stream:
-        return None
-    sampler = options.batch_sampler if options.batch_sampler is not None else options.sampler
-    if sampler is None:
-        shuffled = options.shuffle and len(options.dataset)
-        return RandomSampler(options.dataset) if shuffled else SequentialSampler(options.dataset)
-    for part in parts_of(sampler) if world else ():
-        if isinstance(part, DistributedSampler):
-            part.resolve_ranks(world)
-    wanted = getattr(sampler, "data_length", None)
-    if wanted is not None and wanted != len(options.dataset):
-        raise OptionError(
-            f"the sampler was made for {number_of(wanted, 'sample')} (one label, weight or length each), "
-            f"but the dataset has {len(options.dataset)}"
-        )
-    return sampler

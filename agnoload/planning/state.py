@@ -8,8 +8,8 @@ it. This file alone decides which states are legal: nothing else looks into the 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping
-from itertools import chain
+from collections.abc import Callable, Mapping
+from itertools import chain, pairwise
 from typing import Any, Literal, NamedTuple, get_args
 
 from agnoload.errors import StateError
@@ -85,34 +85,31 @@ class EpochPosition(NamedTuple):
 
 def capture(position: EpochPosition, facts: Mapping[str, Any]) -> dict[str, Any]:
     """The state as a dict for `json.dumps`; `facts` are compared when it is restored."""
-    state: dict[str, Any] = {
-        "version": VERSION,
+    sampler, stream = position.sampler, position.stream
+    values: dict[str, Any] = {
         "seed": position.seeds.samples,
         "order_seed": position.seeds.order,
         "epoch": position.epoch,
         "position": position.position,
-        "facts": dict(facts),
+        "drawn": position.seeds.drawn,
+        "begun": position.begun,
+        "ahead": [list(pair) for pair in position.ahead],
+        "sampler": None,
+        "stream": None,
+        "failed": list(position.failed),
+        "rank": position.rank,
     }
-    if position.seeds.drawn:
-        state["drawn"] = position.seeds.drawn
-    if not position.begun:
-        state["begun"] = False
-    if position.ahead:
-        state["ahead"] = [list(pair) for pair in position.ahead]
-    if position.failed.tried:
-        state["failed"] = list(position.failed)
-    if (sampler := position.sampler) is not None:
-        state["sampler"] = {"state": sampler.state} if sampler.sum is None else {"sum": sampler.sum}
-    if (stream := position.stream) is not None:
-        state["stream"] = {
+    if sampler is not None:
+        values["sampler"] = {"state": sampler.state} if sampler.sum is None else {"sum": sampler.sum}
+    if stream is not None:
+        values["stream"] = {
             **stream._asdict(),
             "lanes": [list(lane) for lane in stream.lanes],
             "ahead": sorted(map(list, stream.ahead)),
             "share": None if stream.share is None else list(stream.share),
         }
-    if position.rank is not None:
-        state["rank"] = position.rank
-    return state
+    kept = {name: value for name, value in values.items() if value != _FIELDS[name][0]}
+    return {"version": VERSION, "facts": dict(facts), **kept}
 
 
 # ---------------------------------------------------------------------------------------------------- what is legal
@@ -124,10 +121,9 @@ def restore(state: Any, facts: Mapping[str, Any], subject: Subject) -> EpochPosi
         raise StateError(f"a state must be the dict that state_dict() gave, got {type(state).__name__}: {shown(state)}")
     if not same(state["version"], VERSION):
         raise StateError(f"this version reads states of version {VERSION}, got version {shown(state['version'])}")
-    if unknown := sorted(map(str, set(state) - _FIELDS)):
-        raise StateError(
-            f"a state must have the fields {', '.join(sorted(_FIELDS))} only, got {shown(', '.join(unknown))[1:-1]}"
-        )
+    known = sorted(["version", "facts", *_FIELDS])
+    if unknown := sorted(map(str, set(state) - set(known))):
+        raise StateError(f"a state must have the fields {', '.join(known)} only, got {shown(', '.join(unknown))[1:-1]}")
     saved = state.get("facts")
     if not isinstance(saved, Mapping):
         raise StateError(f"facts in a state must be a dict, got {shown(saved)}")
@@ -137,47 +133,46 @@ def restore(state: Any, facts: Mapping[str, Any], subject: Subject) -> EpochPosi
                 f"this state was saved with {shown(name)[1:-1]} {shown(saved.get(name))}, but this loader has "
                 f"{shown(facts.get(name))}: load it into a loader over the same data with the same options"
             )
-    begun = state.get("begun", True)
-    if not isinstance(begun, bool):
-        raise StateError(f"begun in a state must be a bool, got {shown(begun)}")
-    seeds = EpochSeeds(
-        whole(state.get("seed"), "seed", None),
-        whole(state.get("order_seed"), "order_seed", None),
-        whole(state.get("drawn", 0), "drawn", DRAWN_AT_MOST),
-    )
-    position = whole(state.get("position"), "position")
-    ahead = _ahead(state.get("ahead", []), position)
-    sampler, stream = _parts(state, subject, position)
-    if not begun and (position or ahead or stream is not None):
+    for name, what in (("sampler", "user-defined sampler"), ("stream", "stream")):
+        if state.get(name) is not None and subject != name:
+            raise StateError(
+                f"this state was saved with a {what}, but this loader has none; got {name}={shown(state[name])}"
+            )
+    found = {name: check(state.get(name, default)) for name, (default, check) in _FIELDS.items()}
+    position, ahead = found["position"], found["ahead"]
+    borders = list(chain(*ahead))
+    if borders and (borders[0] < position or any(low >= high for low, high in pairwise(borders))):
+        raise StateError(
+            "ahead in a state must be stretches (start, stop) in their order, apart from each other and behind "
+            f"position {position}, got {shown(state['ahead'])}"
+        )
+    if not found["begun"] and (borders or position or found["stream"] is not None):
         raise StateError("the state of an epoch that has not begun must have position 0, nothing ahead and no stream")
-    epoch, failed = whole(state.get("epoch"), "epoch"), _failed(state.get("failed", [0, 0]))
-    rank = None if state.get("rank") is None else whole(state["rank"], "rank", MOST_RANKS)
-    return EpochPosition(epoch, position, seeds, begun, ahead, sampler, stream, failed, rank)
+    if position and subject != "order" and found[subject] is None:
+        raise StateError(f"{subject} in a state at position {position} must be a dict, got None")
+    seeds = EpochSeeds(found.pop("seed"), found.pop("order_seed"), found.pop("drawn"))
+    return EpochPosition(**found, seeds=seeds)
 
 
-_FIELDS = {
-    "version", "seed", "order_seed", "epoch", "position", "facts", "drawn", "begun", "ahead", "sampler", "stream",
-    "failed", "rank",
-}  # fmt: skip
+def _begun(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise StateError(f"begun in a state must be a bool, got {shown(value)}")
+    return value
 
 
-def _parts(state: Mapping[str, Any], subject: Subject, position: int) -> tuple[Any, Any]:
-    """What the state says of a user-defined sampler, and of a stream; only what this loader has may be there."""
-    sampler, stream = state.get("sampler"), state.get("stream")
-    for name, what, saved in (("sampler", "user-defined sampler", sampler), ("stream", "stream", stream)):
-        if saved is not None and subject != name:
-            raise StateError(f"this state was saved with a {what}, but this loader has none; got {name}={shown(saved)}")
-    if subject == "stream":
-        if position and stream is None:
-            raise StateError(f"the state of a stream at position {position} must have a field stream, got none")
-        return None, None if stream is None else _stream(stream)
-    if subject == "order" or (sampler is None and not position):
-        return None, None
-    if not isinstance(sampler, dict) or set(sampler) not in ({"state"}, {"sum"}):
-        raise StateError(f"sampler in a state must be a dict of 'state' or of 'sum', got {shown(sampler)}")
-    if "sum" in sampler:
-        return SamplerPosition(whole(sampler["sum"], "the check sum of a sampler")), None
-    return SamplerPosition(None, sampler["state"]), None
+def _ahead(pairs: Any) -> tuple[tuple[int, ...], ...]:
+    stretches = (items(pair, "a stretch ahead", 2) for pair in items(pairs, "ahead"))
+    return tuple(tuple(whole(end, "a stretch ahead") for end in pair) for pair in stretches)
+
+
+def _sampler(value: Any) -> SamplerPosition | None:
+    if value is None:
+        return None
+    if not isinstance(value, dict) or set(value) not in ({"state"}, {"sum"}):
+        raise StateError(f"sampler in a state must be a dict of 'state' or of 'sum', got {shown(value)}")
+    if "sum" in value:
+        return SamplerPosition(whole(value["sum"], "the check sum of a sampler"))
+    return SamplerPosition(None, value["state"])
 
 
 def _failed(counts: Any) -> FailureCount:
@@ -187,31 +182,68 @@ def _failed(counts: Any) -> FailureCount:
     return FailureCount(failed, tried)
 
 
-def _ahead(pairs: Any, position: int) -> tuple[tuple[int, int], ...]:
-    """Stretches in their order, none at another one or before the position."""
-    found: list[tuple[int, int]] = []
-    for pair in items(pairs, "ahead"):
-        start, stop = (whole(end, "a stretch ahead") for end in items(pair, "a stretch ahead", 2))
-        if not (position <= start < stop) or (found and start <= found[-1][1]):
+def _stream(state: Any) -> StreamPosition | None:
+    """The position of a stream, as far as it can be judged without the stream."""
+    if state is None:
+        return None
+    kind, saved_lanes, turn, merged, saved_ahead, size, world, share, shards = fields(
+        state, "stream", *StreamPosition._fields
+    )
+    lanes = []
+    for lane in items(saved_lanes, "lanes"):
+        count, at, inner = items(lane, "a lane", 3)
+        whole(count, "the samples of a lane", FARTHEST)
+        lanes.append(LaneStart(count, whole(at, "the place of a lane's state", count), inner))
+    if kind not in get_args(Kind) or not lanes:
+        raise StateError(f"a stream's state must have a kind of {get_args(Kind)} and lanes, got {shown(state)}")
+    whole(turn, "turn", len(lanes) - 1)
+    whole(merged, "merged", FARTHEST)
+    if not whole(size, "size") or not whole(world, "world", MOST_RANKS):
+        raise StateError(f"size and world in a stream's state must be at least 1, got {size} and {world}")
+    ahead = set()
+    for pair in items(saved_ahead, "ahead"):
+        lane, place = items(pair, "what is ahead", 2)
+        begins = lanes[whole(lane, "the lane of what is ahead", len(lanes) - 1)].delivered
+        if whole(place, "the place of what is ahead", FARTHEST) < begins or (place - begins) % size:
             raise StateError(
-                f"ahead in a state must be stretches (start, stop) in their order, apart from each other and behind "
-                f"position {position}, got {shown(pairs)}"
+                f"what is ahead in a stream's state must begin whole batches of {size} behind the {begins} samples of "
+                f"lane {lane}, got {place}"
             )
-        found.append((start, stop))
-    return tuple(found)
+        ahead.add((lane, place))
+    return StreamPosition(kind, lanes, turn, merged, ahead, size, world, share, shards)
+
+
+_FIELDS: dict[str, tuple[Any, Callable[[Any], Any]]] = {
+    "seed": (None, lambda value: whole(value, "seed", None)),
+    "order_seed": (None, lambda value: whole(value, "order_seed", None)),
+    "epoch": (None, lambda value: whole(value, "epoch")),
+    "position": (None, lambda value: whole(value, "position")),
+    "drawn": (0, lambda value: whole(value, "drawn", DRAWN_AT_MOST)),
+    "begun": (True, _begun),
+    "ahead": ([], _ahead),
+    "sampler": (None, _sampler),
+    "stream": (None, _stream),
+    "failed": ([0, 0], _failed),
+    "rank": (None, lambda value: None if value is None else whole(value, "rank", MOST_RANKS)),
+}
+"""The fields beside `version` and `facts`: the value with which one is left out, and what reads one by itself."""
+
+
+# ---------------------------------------------------------------------------------------------------- does it fit
 
 
 def check_order(start: EpochPosition, batches: BatchOrder, end: int) -> None:
     """An epoch in an order of ours: `batches` are what is left of it, `end` is where it ends."""
     if start.position > end:
         raise StateError(f"position {start.position} of the state lies beyond the {end} samples of the epoch")
+
+    def reached(number: int) -> int:
+        return batches.reached(number) if number else start.position
+
     for border in chain(*start.ahead):  # what was delivered ahead must be whole batches
-        count = bisect_left(range(len(batches) + 1), border, key=lambda n: batches.reached(n) if n else start.position)
-        if count > len(batches) or border != (batches.reached(count) if count else start.position):
-            raise StateError(
-                f"a state that was saved out of order can be resumed with the same batches only: it has delivered "
-                f"positions {_stretches(start)}, but no batch of this loader begins or ends at {border}"
-            )
+        number = bisect_left(range(len(batches) + 1), border, key=reached)
+        if number > len(batches) or border != reached(number):
+            raise _torn(start, f"no batch of this loader begins or ends at {border}")
 
 
 def was_delivered(start: EpochPosition, low: int, high: int) -> bool:
@@ -220,54 +252,16 @@ def was_delivered(start: EpochPosition, low: int, high: int) -> bool:
         if begin <= low and high <= stop:
             return True
         if begin < high and low < stop:
-            raise StateError(
-                f"a state that was saved out of order can be resumed with the same batches only: it has delivered "
-                f"positions {_stretches(start)}, but a batch of this loader holds {low} to {high - 1}"
-            )
+            raise _torn(start, f"a batch of this loader holds {low} to {high - 1}")
     return False
 
 
-def _stretches(start: EpochPosition) -> str:
-    return ", ".join(f"{begin} to {stop - 1}" for begin, stop in start.ahead[:8])
-
-
-# ---------------------------------------------------------------------------------------------------- streams
-
-
-def _stream(state: Any) -> StreamPosition:
-    """The position of a stream, as far as it can be judged without the stream."""
-    kind, saved_lanes, turn, merged, saved_ahead, size, world, share, shards = fields(
-        state, "stream", *StreamPosition._fields
+def _torn(start: EpochPosition, but: str) -> StateError:
+    stretches = ", ".join(f"{begin} to {stop - 1}" for begin, stop in start.ahead[:8])
+    return StateError(
+        "a state that was saved out of order can be resumed with the same batches only: it has delivered positions "
+        f"{stretches}, but {but}"
     )
-    lanes = [_lane(lane) for lane in items(saved_lanes, "lanes")]
-    if kind not in get_args(Kind) or not lanes:
-        raise StateError(f"a stream's state must have a kind of {get_args(Kind)} and lanes, got {shown(state)}")
-    whole(turn, "turn", len(lanes) - 1)
-    whole(merged, "merged", FARTHEST)
-    if not whole(size, "size") or not whole(world, "world", MOST_RANKS):
-        raise StateError(f"size and world in a stream's state must be at least 1, got {size} and {world}")
-    ahead = {_batch_ahead(pair, lanes, size) for pair in items(saved_ahead, "ahead")}
-    return StreamPosition(kind, lanes, turn, merged, ahead, size, world, share, shards)
-
-
-def _lane(lane: Any) -> LaneStart:
-    count, at, inner = items(lane, "a lane", 3)
-    whole(count, "the samples of a lane", FARTHEST)
-    return LaneStart(count, whole(at, "the place of a lane's state", count), inner)
-
-
-def _batch_ahead(pair: Any, lanes: list[LaneStart], size: int) -> tuple[int, int]:
-    lane, place = items(pair, "what is ahead", 2)
-    whole(lane, "the lane of what is ahead", len(lanes) - 1)
-    if (
-        whole(place, "the place of what is ahead", FARTHEST) < lanes[lane].delivered
-        or (place - lanes[lane].delivered) % size
-    ):
-        raise StateError(
-            f"what is ahead in a stream's state must begin whole batches of {size} behind the {lanes[lane].delivered} "
-            f"samples of lane {lane}, got {place}"
-        )
-    return lane, place
 
 
 def fitted(saved: StreamPosition, here: StreamPosition, workers: int) -> StreamPosition:
@@ -282,40 +276,31 @@ def fitted(saved: StreamPosition, here: StreamPosition, workers: int) -> StreamP
             f"this state was saved from {_described(saved.kind, len(saved.lanes))}, but this loader reads "
             f"{_described(kind, width)}: resume with the same lanes and workers"
         )
-    for what, before, now in (
-        ("number of shards", saved.shards, here.shards),
-        (
-            "rank and number of ranks, since each rank of it has a state of its own",
-            saved.share if saved.share is None else tuple(items(saved.share, "share")),
-            here.share,
-        ),
-    ):
+    share = saved.share if saved.share is None else tuple(items(saved.share, "share"))
+    of_ranks = "rank and number of ranks, since each rank of it has a state of its own"
+    for what, before, now in (("number of shards", saved.shards, here.shards), (of_ranks, share, here.share)):
         if not same(before, now):
             raise StateError(
                 f"the state of a stream must be resumed with the same {what}: saved with {shown(before)}, got {now}"
             )
-    lanes = saved.lanes
-    if saved.world != here.world:
-        lanes = [_for_other_ranks(lane, saved.world, here.world) for lane in lanes]
     if (saved.size, saved.world) != (here.size, here.world) and (saved.merged or saved.ahead):
         raise StateError(
             f"this state was saved in the middle of a group of batches (batch_size={saved.size}, world_size="
             f"{saved.world}), so it can only be resumed with the same values; got {here.size} and {here.world}"
         )
+    if saved.world == here.world:
+        return saved
+    lanes = []  # all ranks were at the same place of the stream, so that any number of them can share what is left
+    for count, at, state in saved.lanes:
+        if count * saved.world % here.world:
+            raise StateError(
+                f"this state was saved after {count} samples on each of {saved.world} ranks, which {here.world} ranks "
+                "cannot share evenly: resume with a number of ranks that divides their product"
+            )
+        known = at * saved.world % here.world == 0
+        delivered = count * saved.world // here.world
+        lanes.append(LaneStart(delivered, at * saved.world // here.world, state) if known else LaneStart(delivered))
     return saved._replace(lanes=lanes)
-
-
-def _for_other_ranks(lane: LaneStart, saved: int, here: int) -> LaneStart:
-    """Where a rank resumes a stream that was split over another number of ranks, all at the same place of it."""
-    if lane.delivered * saved % here:
-        raise StateError(
-            f"this state was saved after {lane.delivered} samples on each of {saved} ranks, which {here} ranks cannot "
-            "share evenly: resume with a number of ranks that divides their product"
-        )
-    known = lane.at * saved % here == 0
-    return LaneStart(
-        lane.delivered * saved // here, lane.at * saved // here if known else 0, lane.state if known else None
-    )
 
 
 def _described(kind: str, width: int) -> str:

@@ -10,16 +10,19 @@ lanes, into leftover batches, which travel to a worker again to be collated.
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, NamedTuple
 
 from agnoload.errors import AgnoloadError
 from agnoload.messages import LEFTOVER_LANE, LaneStart, Reply, Request, StreamReport, StreamStart, request_numbers
+from agnoload.options import Options
 from agnoload.planning.plan import Plan
 from agnoload.planning.state import EpochPosition, Kind, StreamPosition, fitted
-from agnoload.streams import first_states, length_or_none, split_of
+from agnoload.streams import first_states, length_or_none, part_without_state, split_of
 from agnoload.streams.layout import Layout, layout_of
+from agnoload.validate import brief, number_of
 
 SPLIT_IN_SOME = (
     "the stream splits itself in some workers and not in others, or not from its start: ask get_worker_info() in all "
@@ -78,46 +81,36 @@ class _Shape(NamedTuple):
     workers: int
     drop_last: bool
     each: int | None
+    """Out of order: no worker owes more batches than that, and no lane waits for another, so that a slow worker holds
+    up no other."""
 
 
+@dataclass(slots=True)
 class _Leftover:
     """What was left over at the ends of the lanes, as batches."""
 
-    def __init__(self) -> None:
-        self.merged = 0
-        """How many of these samples are delivered."""
-        self.asked = 0
-        """How many of `requests` are under way."""
-        self.requests: list[Request] | None = None
-        """Those that are not delivered yet; None until all lanes have ended and all that was asked for has arrived."""
+    merged: int = 0
+    """How many of these samples are delivered."""
+    asked: int = 0
+    """How many of `requests` are under way."""
+    requests: list[Request] | None = None
+    """Those that are not delivered yet; None until all lanes have ended and all that was asked for has arrived."""
 
 
 class StreamPlan(Plan):
-    """The batches of one epoch of a stream.
-
-    `size` is the batch size, 1 where samples are not batched. `self_sharded` and `rank` are as for `StreamReader`.
-    `each` is given where batches are delivered as they come: no worker then owes more batches than that, and no lane
-    waits for another, so a slow worker holds up no other.
-    """
+    """The batches of one epoch of a stream; `self_sharded` and `rank` are as for `StreamReader`."""
 
     source = "stream"
     ends_by_reply = True
 
     def __init__(
-        self,
-        start: EpochPosition,
-        stream: Any,
-        *,
-        size: int,
-        workers: int = 0,
-        drop_last: bool = False,
-        self_sharded: bool = False,
-        rank: int | None = None,
-        each: int | None = None,
+        self, start: EpochPosition, options: Options, workers: int, *, self_sharded: bool, rank: int | None
     ) -> None:
+        size, stream = options.batch_size or 1, options.dataset
         super().__init__(start, -(-start.position // size))
         self.batches = 0
-        self._shape = _Shape(layout_of(stream, rank), size, max(1, workers), drop_last, each)
+        each = None if options.in_order else options.prefetch
+        self._shape = _Shape(layout_of(stream, rank), size, max(1, workers), options.drop_last, each)
         lanes = self._shape.layout.lanes
         own = (self_sharded or self._shape.layout.shared) and workers
         self._kind: Kind = "lanes" if lanes else "workers" if own else "stream"
@@ -131,7 +124,15 @@ class StreamPlan(Plan):
         """What the loader that saved the state had delivered ahead and this one has not reached yet."""
         self._leftover = _Leftover()
         self._samples = start.position
-        self.resumed = start.stream is not None and self._restore(start.stream)
+        self.resumed = False
+        if start.stream is not None:
+            here = self._saved()
+            found = fitted(start.stream, here, self._shape.workers)
+            self.resumed = found is not here  # else nothing had been delivered
+            if self.resumed:
+                self._kind, self._turn, self._ahead = found.kind, found.turn, found.ahead
+                self._leftover.merged = found.merged
+                self._lanes = [_Lane(lane.delivered, *lane) for lane in found.lanes]
         begin = [LaneStart(lane.count, lane.at, lane.state) for lane in self._lanes]
         self.reader_start = StreamStart(self._kind == "workers", begin, first_states(stream))
         """What the readers of this epoch begin with."""
@@ -139,37 +140,21 @@ class StreamPlan(Plan):
         self._counted = None if self.resumed or split_of(stream) else length_or_none(stream), 0
         """The samples that it says it has, if that is to be compared, and those that came or were left out."""
 
-    def _restore(self, saved: StreamPosition) -> bool:
-        """Begin where a state was saved; whether that is behind the start."""
-        here = self._saved()
-        found = fitted(saved, here, self._shape.workers)
-        if found is here:
-            return False
-        self._kind, self._turn, self._ahead = found.kind, found.turn, found.ahead
-        self._leftover.merged = found.merged
-        self._lanes = [_Lane(lane.delivered, *lane) for lane in found.lanes]
-        return True
-
-    @property
-    def lanes(self) -> int:
-        """The number of lanes, 0 for a stream without shards; more workers than lanes have nothing to do."""
-        return self._shape.layout.lanes
-
-    @property
-    def replays(self) -> bool:
-        """Whether the readers must read samples again that were delivered before, from the start of the epoch.
-
-        A stream with shards reads at most the shards again that are open.
-        """
-        whole = not self.lanes and not self._shape.layout.shared
-        return whole and any(lane.delivered > lane.at for lane in self.reader_start.lanes)
-
-    @property
-    def _saved_here(self) -> bool:
-        """Whether this rank has saved the state that it resumes from, on as many ranks."""
-        saved = self.start.stream
-        same_ranks = self.resumed and saved is not None and saved.world == self._shape.layout.stride
-        return same_ranks and self.start.rank == self._rank
+    def doubts(self, stream: Any) -> Iterator[str]:
+        """What to warn of when the epoch begins."""
+        lanes, workers = self._shape.layout.lanes, self._shape.workers
+        # A stream with shards reads at most the shards again that are open.
+        if not lanes and not self._shape.layout.shared and any(n > at for n, at, _ in self.reader_start.lanes):
+            yield (
+                f"the stream has no state_dict of its own ({brief(part_without_state(stream))} has none), so "
+                "resuming replays it: it reads the stream again from the start of the epoch. Give it state_dict and "
+                "load_state_dict to avoid that"
+            )
+        if 0 < lanes < workers:
+            yield (
+                f"the stream has {number_of(lanes, 'lane')} for {workers} workers: the others have nothing "
+                "to do. Use fewer workers, or a stream with more shards (and `lanes`)"
+            )
 
     @property
     def _rank(self) -> int | None:
@@ -180,23 +165,28 @@ class StreamPlan(Plan):
     # ------------------------------------------------------------------------------------------------ asking
 
     def next(self) -> Request | None:
+        size, workers = self._shape.size, self._shape.workers
         while (number := self._next_lane()) is not None:
             lane = self._lanes[number]
             self._turn = (number + 1) % len(self._lanes)
-            turn, place = lane.asked, lane.start + lane.asked * self._shape.size
+            turn, place = lane.asked, lane.start + lane.asked * size
             lane.asked += 1
-            entry = _Entry(self._request(number, turn), number, place)
-            queue = self._queues[0 if self._shape.each is None else number]
+            owner = (turn if self._kind == "stream" else number) % workers
+            # Of a stream that splits itself, each worker reads one lane of its own, and knows no others.
+            asked = (0, number + turn * workers) if self._kind == "workers" else (number, turn)
+            request = Request(
+                next(request_numbers), self.epoch, self.batches, None, 0, self.seed, owner=owner, lane=asked[0],
+                lane_batch=asked[1], size=size,
+            )  # fmt: skip
+            entry = _Entry(request, number, place)
+            queue = self._queue_of(entry)
             queue.append(entry)
             if (number, place) not in self._ahead:
-                self._entries[entry.request.number] = entry
+                self._entries[request.number] = entry
                 self.batches += 1
-                return entry.request
-            self._ahead.discard((number, place))
-            entry.delivered, entry.after = (
-                True,
-                place + self._shape.size,
-            )  # by the loader whose state this plan began with
+                return request
+            self._ahead.discard((number, place))  # delivered by the loader whose state this plan began with
+            entry.delivered, entry.after = True, place + size
             self._advance(queue)
         leftover = self._leftover
         if leftover.requests is None:
@@ -204,6 +194,8 @@ class StreamPlan(Plan):
         if leftover.asked == len(leftover.requests):
             self.exhausted = True
             return None
+        if leftover.asked and self._shape.each is not None:
+            return None  # a state counts those that were delivered, so they must not overtake each other
         leftover.asked += 1
         self.batches += 1
         return leftover.requests[leftover.asked - 1]
@@ -211,35 +203,25 @@ class StreamPlan(Plan):
     def _next_lane(self) -> int | None:
         """The first lane from `_turn` on that has not ended, of a worker that does not owe enough already."""
         lanes, each, workers = self._lanes, self._shape.each, self._shape.workers
-        if each is None or len(lanes) == 1:
-            owed: Counter[int | None] | None = None
-        else:
-            owed = Counter(entry.request.owner for entry in self._entries.values() if entry.report is None)
+        owed: Counter[int | None] = Counter()
+        if each is not None and len(lanes) > 1:
+            owed.update(entry.request.owner for entry in self._entries.values() if entry.report is None)
         for number in chain(range(self._turn, len(lanes)), range(self._turn)):
-            if not lanes[number].ended and (owed is None or each is None or owed[number % workers] < each):
+            if not lanes[number].ended and (each is None or owed[number % workers] < each):
                 return number
         return None
-
-    def _request(self, lane: int, turn: int) -> Request:
-        """Ask for batch number `turn` of a lane."""
-        batch, workers = turn, self._shape.workers
-        owner = (turn if self._kind == "stream" else lane) % workers
-        if self._kind == "workers":
-            lane, batch = 0, lane + turn * workers
-        return Request(
-            next(request_numbers), self.epoch, self.batches, None, 0, self.seed, owner=owner, lane=lane,
-            lane_batch=batch, size=self._shape.size,
-        )  # fmt: skip
 
     # ------------------------------------------------------------------------------------------------ replies
 
     def answered(self, request: Request, reply: Reply) -> None:
         if request.lane == LEFTOVER_LANE or (reply.error is not None and reply.end):
             return
-        report = _report_of(request, reply)
+        report, saved = _report_of(request, reply), self.start.stream
         entry = self._entries[request.number]
         entry.report, entry.filled = report, reply.error is not None or reply.samples > 0
-        self.others |= report.others and not self._saved_here
+        if report.others:  # unless this rank has saved the state itself, on as many ranks: it has had its last
+            same_ranks = self.resumed and saved is not None and saved.world == self._shape.layout.stride
+            self.others |= not (same_ranks and self.start.rank == self._rank)
         if report.self_sharded and self._kind == "stream":
             self._divide()
         elif report.self_sharded != (self._kind == "workers"):
@@ -266,12 +248,19 @@ class StreamPlan(Plan):
     def _advance(self, entries: deque[_Entry]) -> None:
         """Draw conclusions about this queue, as far as all has arrived, and drop what is done."""
         for entry in entries:
-            if not entry.concluded:
-                if entry.report is None and not entry.delivered:
-                    break
-                self._compare_sums(entry)
-                self._conclude(entry)
-                entry.concluded = True
+            if entry.concluded:
+                continue
+            lane, report = self._lanes[entry.lane], entry.report
+            if report is None and not entry.delivered:
+                break
+            self._compare_sums(entry)
+            if report is not None and not lane.ended:  # else it was asked for before the end was known
+                lane.ended = report.end
+                if report.leftover is not None:
+                    lane.leftover, lane.leftover_at = report.leftover, entry.place
+                elif report.places:  # an early last batch counts as a whole one, so that a resume finds the same end
+                    entry.after = entry.place + self._shape.size
+            entry.concluded = True
         if self._leftover.requests is None and all(lane.ended for lane in self._lanes):
             self._leftover.requests = self._merge()
         while entries and entries[0].done:
@@ -297,16 +286,6 @@ class StreamPlan(Plan):
                 "each item goes to one reader only. Or use num_workers=1"
             )
         lane.sum, lane.reader = (None, 0) if sums is None else (sums[1], owner)
-
-    def _conclude(self, entry: _Entry) -> None:
-        lane, report = self._lanes[entry.lane], entry.report
-        if report is None or lane.ended:  # asked for before that was known
-            return
-        lane.ended = report.end
-        if report.leftover is not None:
-            lane.leftover, lane.leftover_at = report.leftover, entry.place
-        elif report.places:  # an early last batch counts as a whole one: who resumes finds the end where it was found
-            entry.after = entry.place + self._shape.size
 
     def _merge(self) -> list[Request]:
         """The leftover batches that were not delivered before the start."""
@@ -366,16 +345,14 @@ class StreamPlan(Plan):
         entries = list(chain.from_iterable(self._queues.values()))
         undone = next((entry for entry in entries if not entry.done), None)
         # What held no samples must be asked for again: its report says that a lane has ended, and what is left there.
-        ahead = {
-            (entry.lane, entry.place) for entry in entries if entry.delivered and (entry.report is None or entry.filled)
-        }
+        known = (entry for entry in entries if entry.delivered and (entry.report is None or entry.filled))
         layout = self._shape.layout
         return StreamPosition(
             self._kind,
             [LaneStart(lane.count, lane.at, lane.state) for lane in self._lanes],
             self._turn if undone is None else undone.lane,
             self._leftover.merged,
-            self._ahead | ahead,
+            self._ahead | {(entry.lane, entry.place) for entry in known},
             self._shape.size,
             layout.stride,
             layout.share,
@@ -384,4 +361,5 @@ class StreamPlan(Plan):
 
 
 def _report_of(request: Request, reply: Reply) -> StreamReport:
+    """What a full batch of which the reader has nothing to report would say."""
     return reply.stream or StreamReport(places=request.size)

@@ -21,6 +21,7 @@ import numpy as np
 from agnoload.errors import OptionError, SampleStopped, StateError
 from agnoload.global_rng import IsolatedGlobalRng
 from agnoload.messages import Reply, Request, request_numbers
+from agnoload.options import Options
 from agnoload.planning.plan import OrderedPlan, Plan
 from agnoload.planning.state import EpochPosition, SamplerPosition
 from agnoload.protocols import Stateful
@@ -41,19 +42,17 @@ class UserSampler:
         users = [part for part in self.parts if not isinstance(part, SeededSampler)]
         self._settable = next((part for part in users if callable(getattr(part, "set_epoch", None))), None)
         """The first user-defined one that has `set_epoch`."""
+        self.share: tuple[int, int] | None = None
+        """The rank and the number of ranks that it was made for, by the usual names; None if unknown."""
+        for part in reversed(self.parts):
+            rank, world = getattr(part, "rank", None), getattr(part, "num_replicas", None)
+            if type(rank) is type(world) is int and 0 <= rank < world:
+                self.share = rank, world
         self._shown = 0
         """The epoch that it showed when we set one."""
         self._started: list[tuple[Plan, Any]] = []
         """Plans of epochs, with the state that the sampler had before each; those delivered whole are dropped."""
         self._rewind: list[Any] = []
-
-    def share(self) -> tuple[int, int] | None:
-        """The rank and the number of ranks that it was made for, by the usual names; None if unknown."""
-        for part in self.parts:
-            rank, world = getattr(part, "rank", None), getattr(part, "num_replicas", None)
-            if type(rank) is type(world) is int and 0 <= rank < world:
-                return rank, world
-        return None
 
     def identity(self) -> str:
         """What must be equal for a saved state to fit."""
@@ -109,14 +108,11 @@ class UserSamplerPlan(OrderedPlan):
 
     source = "sampler"
 
-    def __init__(
-        self, start: EpochPosition, user: UserSampler, batch_size: int | None, drop_last: bool, *, batched: bool,
-        rank: int,
-    ) -> None:  # fmt: skip
+    def __init__(self, start: EpochPosition, user: UserSampler, options: Options, rank: int) -> None:
         self._user = user
-        self._size = batch_size
-        self._drop_last = drop_last
-        self._batched = batched
+        self._batched = options.batch_sampler is not None
+        self._size = options.cut_size
+        self._drop_last = options.drop_last
         self._rank = rank
         self._sum = 0
         self._stateful: Any = next((part for part in user.parts if isinstance(part, Stateful)), None)
@@ -126,7 +122,7 @@ class UserSamplerPlan(OrderedPlan):
         plain = type(user.sampler) in _DRAWS_NOTHING
         self._private = None if plain else IsolatedGlobalRng(start.seeds.order, start.epoch)
         self._lent = start.seeds.order, start.epoch
-        super().__init__(start, 0 if batched else -(-start.position // (batch_size or 1)))
+        super().__init__(start, 0 if self._batched else -(-start.position // (self._size or 1)))
 
     def _pull(self) -> Request | None:
         token = loader_epoch.set(self._lent)
@@ -148,12 +144,12 @@ class UserSamplerPlan(OrderedPlan):
         while self._saved and (oldest := next(iter(self._saved))) < self._watermark - 1:
             del self._saved[oldest]
 
-    def position_after(self, request: Request | None) -> EpochPosition:
-        sampler = self.start.sampler if request is None else self._saved[request.batch]
-        return super().position_after(request)._replace(sampler=sampler)
-
-    def end(self) -> EpochPosition:
-        return super().end()._replace(sampler=self._end_position)
+    def position(self) -> EpochPosition:
+        if self.delivered_all:
+            sampler = self._end_position
+        else:
+            sampler = self.start.sampler if self._last is None else self._saved[self._last.batch]
+        return super().position()._replace(sampler=sampler)
 
     # ------------------------------------------------------------------------------------------------ its batches
 
@@ -291,10 +287,10 @@ def _bytes(keys: Any) -> bytes:
     """Integers and text among keys, the same however they are cut into batches."""
     if isinstance(keys, np.ndarray):
         return keys.tobytes()
-    return b"".join(_bytes_of(key) for key in keys)
-
-
-def _bytes_of(key: Any) -> bytes:
-    if type(key) is int and -(1 << 63) <= key < 1 << 63:
-        return key.to_bytes(8, sys.byteorder, signed=True)
-    return key.encode("utf-8", "replace") if isinstance(key, str) else b""
+    parts = []
+    for key in keys:
+        if type(key) is int and -(1 << 63) <= key < 1 << 63:
+            parts.append(key.to_bytes(8, sys.byteorder, signed=True))
+        elif isinstance(key, str):
+            parts.append(key.encode("utf-8", "replace"))
+    return b"".join(parts)

@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import random
+import re
 import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from itertools import accumulate, islice
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import agnoload
-from agnoload import AgnoloadError, Batch, DataLoader, OptionError, SampleStopped, StateError, sample_rng
+from agnoload import AgnoloadError, Batch, DataLoader, OptionError, SampleStopped, sample_rng
 from agnoload.errors import TooManyFailed
-from agnoload.fetching.error_policy import FailureBudget, Retry
+from agnoload.fetching.error_policy import JUDGED_FROM, FailureBudget, ReplacementKeys, Retry
 from agnoload.messages import Failure, Reply
+from agnoload.testing import FakePool
 
-WORKERS = (0, 1, 2)
+few = settings(max_examples=25, deadline=None)
+ORDERS = st.lists(st.integers(0, 9), max_size=20)
+BAD = st.sets(st.integers(0, 19), max_size=12)
+SIZES = st.integers(1, 7)
 
 
 class Holes:
     """The ints 0 to n - 1; those in `bad` raise."""
 
-    def __init__(self, n: int = 10, bad: tuple[int, ...] = (3, 7)) -> None:
+    def __init__(self, n: int = 10, bad: Any = (3, 7)) -> None:
         self.n, self.bad = n, bad
 
     def __len__(self) -> int:
@@ -35,161 +45,12 @@ class Holes:
         return index
 
 
-def loader(*args, workers: int = 0, **options) -> DataLoader:
-    if workers == -1:
-        return DataLoader(*args, num_workers=2, worker_type="thread", **options)
-    return DataLoader(*args, num_workers=workers, **options)
-
-
-def lists(batches) -> list[list[int]]:
-    return [batch.tolist() for batch in batches]
-
-
-@pytest.mark.parametrize("workers", [-1, *WORKERS])
-def test_c43_raise_names_the_sample_in_its_first_batch(workers) -> None:
-    with loader(Holes(), 4, workers=workers) as data, pytest.raises(OSError, match="no file for 3") as caught:
-        next(iter(data))
-    assert any("index 3" in note and "batch 0" in note for note in caught.value.__notes__)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", [-1, *WORKERS])
-def test_c43_skip_leaves_out_the_sample_and_the_batch_that_has_no_other(workers) -> None:
-    with loader(Holes(), 4, workers=workers, on_error="skip") as data:
-        assert lists(data) == [[0, 1, 2], [4, 5, 6], [8, 9]]
-        assert [failure.index for failure in data.stats().failed] == [3, 7]
-        assert data.stats().failed[0].error == "OSError: no file for 3"
-    with loader(Holes(), batch_sampler=[[3, 7], [0, 1], [7]], workers=workers, on_error="skip") as data:
-        assert lists(data) == [[0, 1]]
-    with loader(Holes(4), batch_size=None, workers=workers, on_error="skip") as data:
-        assert list(data) == [0, 1, 2]
-
-
-def test_c43_replace_takes_good_samples_the_same_for_any_workers() -> None:
-    found = []
-    for workers in (-1, *WORKERS):
-        with loader(Holes(), 4, workers=workers, on_error="replace", seed=3) as data:
-            batches = lists(data)
-            assert [failure.index for failure in data.stats().failed] == [3, 7]
-        assert [len(batch) for batch in batches] == [4, 4, 2]
-        assert [n for batch in batches for n in batch if n not in (3, 7)] == [n for batch in batches for n in batch]
-        found.append(batches)
-    assert found == [found[0]] * 4
-    assert lists(loader(Holes(), 4, on_error="replace", seed=4)) != found[0]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", WORKERS)
-def test_c43_replace_is_the_same_after_a_resume(workers) -> None:
-    options = {"on_error": "replace", "seed": 3, "shuffle": True, "workers": workers}
-    with loader(Holes(40, (3, 7, 11, 20)), 4, **options) as whole:
-        batches = lists(whole)
-    with loader(Holes(40, (3, 7, 11, 20)), 4, **options) as first:
-        iterator = iter(first)
-        lists(itertools.islice(iterator, 3))
-        state = first.state_dict()
-    with loader(Holes(40, (3, 7, 11, 20)), 4, **options) as second:
-        second.load_state_dict(state)
-        assert lists(second) == batches[3:]
-
-
-@pytest.mark.parametrize("workers", WORKERS)
-@pytest.mark.parametrize("batch_size", [4, None])
-def test_c43_replace_without_any_good_sample_is_the_error_itself(workers, batch_size) -> None:
-    data = loader(Holes(10, tuple(range(10))), batch_size, workers=workers, on_error="replace")
-    with data, pytest.raises(OSError, match="no file for 0") as caught:
-        next(iter(data))
-    assert any("none of 10 other samples" in note for note in caught.value.__notes__)
-
-
-def test_replace_with_a_sampler_of_the_users_takes_from_the_batch() -> None:
-    with loader(Holes(), batch_sampler=[[3, 1], [0, 7]], on_error="replace") as data:
-        assert lists(data) == [[1, 1], [0, 0]]
-
-
-def test_replace_draws_for_the_stand_in_as_if_nothing_had_been_drawn() -> None:
-    class Noisy(Holes):
-        def __getitem__(self, index: int) -> float:
-            drawn = sample_rng().random()
-            super().__getitem__(index)
-            return drawn
-
-    bad = np.concatenate(list(loader(Noisy(), 4, on_error="replace", seed=1)))
-    good = np.concatenate(list(loader(Noisy(bad=()), 4, seed=1)))
-    assert bad.tolist() == good.tolist()  # keyed by position, whatever stands there
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", [-1, *WORKERS])
-def test_a_callable_decides_by_error_and_index(workers) -> None:
-    def decide(error: Exception, index: int) -> str:
-        assert isinstance(error, OSError)
-        return {3: "skip", 7: "replace"}[index]
-
-    with loader(Holes(), 4, workers=workers, on_error=decide, seed=0) as data:
-        assert [len(batch) for batch in data] == [3, 4, 2]
-    with loader(Holes(), 4, workers=workers, on_error=lambda *_: "raise") as data, pytest.raises(OSError, match="3"):
-        next(iter(data))
-    with (
-        loader(Holes(), 4, workers=workers, on_error=lambda *_: "leave") as data,
-        pytest.raises(OptionError, match="'raise', 'skip' or 'replace', got 'leave'"),
-    ):
-        next(iter(data))
-
-
-@pytest.mark.parametrize("workers", WORKERS)
-def test_a_callable_that_raises_is_an_error_that_names_the_batch(workers) -> None:
-    def decide(error: Exception, index: int) -> str:
-        raise KeyError(index)
-
-    with loader(Holes(), 4, workers=workers, on_error=decide) as data, pytest.raises(KeyError) as caught:
-        next(iter(data))
-    assert any("batch 0" in note for note in caught.value.__notes__)
-
-
-class Gathers(Holes):
-    """Gives whole batches, and counts what it is asked for one by one."""
-
-    singles = 0
-
-    def __getitems__(self, indices: list[int]) -> object:
-        return Batch(np.array([super(Gathers, self).__getitem__(index) for index in indices]))
-
-    def __getitem__(self, index: int) -> int:
-        self.singles += 1
-        return super().__getitem__(index)
-
-
-def test_whole_batches_are_asked_for_first_and_only_bad_ones_one_by_one() -> None:
-    dataset = Gathers()
-    assert lists(loader(dataset, 4, on_error="skip")) == [[0, 1, 2], [4, 5, 6], [8, 9]]
-    assert dataset.singles == 8
-
-
-def test_draws_after_a_whole_batch_that_failed_are_those_of_a_fresh_one() -> None:
-    class Draws(Holes):
-        def __getitem__(self, index: int) -> tuple[int, float]:
-            return super().__getitem__(index), random.random()
-
-    class DrawsAtOnce(Draws):
-        def __getitems__(self, indices: list[int]) -> list[tuple[int, float]]:
-            return [self[index] for index in indices]
-
-    one, many = (list(loader(kind(), 5, on_error="skip", seed=2)) for kind in (Draws, DrawsAtOnce))
-    assert [leaf.tolist() for batch in one for leaf in batch] == [leaf.tolist() for batch in many for leaf in batch]
-
-
-# ---------------------------------------------------------------------------------------------- the end of data
-
-
-class Stops:
+class Stops(Holes):
     """`next` of nothing in sample 5."""
 
     def __init__(self, error: type[BaseException] = StopIteration) -> None:
+        super().__init__(8)
         self.error = error
-
-    def __len__(self) -> int:
-        return 8
 
     def __getitem__(self, index: int) -> int:
         if index == 5:
@@ -197,81 +58,9 @@ class Stops:
         return index
 
 
-def until_error(data) -> tuple[list[list[int]], BaseException]:
-    got: list[list[int]] = []
-    try:
-        with data:
-            for batch in data:
-                got.append(batch.tolist())
-    except BaseException as error:
-        return got, error
-    raise AssertionError(f"no error after {got}")
-
-
-@pytest.mark.parametrize("workers", [-1, *WORKERS])
-@pytest.mark.parametrize("error", [StopIteration, GeneratorExit])
-def test_c45_the_end_of_data_cannot_be_raised_by_accident(error, workers) -> None:
-    got, caught = until_error(loader(Stops(error), 2, workers=workers))
-    assert got == [[0, 1], [2, 3]]
-    assert type(caught) is SampleStopped
-    assert "index 5" in str(caught)
-    assert error.__name__ in str(caught)
-
-
-@pytest.mark.parametrize("workers", [-1, *WORKERS])
-@pytest.mark.parametrize("batch_size", [2, None])
-def test_c45_nor_by_collate(workers, batch_size) -> None:
-    def collate(samples: object) -> object:
-        if samples in ([4, 5], 4):
-            next(iter([]))
-        return np.asarray(samples)
-
-    got, caught = until_error(loader(range(8), batch_size, workers=workers, collate_fn=collate))
-    assert got == ([[0, 1], [2, 3]] if batch_size else [0, 1, 2, 3])
-    assert type(caught) is SampleStopped
-    assert ("batch 2" if batch_size else "batch 4") in str(caught)
-
-
-@pytest.mark.parametrize("workers", WORKERS)
-def test_c45_nor_by_any_other_code_of_the_users(workers) -> None:
-    def stop(*_: object) -> object:
-        raise StopIteration
-
-    class AtOnce(Stops):
-        def __getitems__(self, indices: list[int]) -> object:
-            return [self[index] for index in indices]
-
-    class Backend(agnoload.Backend):
-        name = "stops"
-
-        def convert(self, leaf: object) -> object:
-            raise StopIteration
-
-    class Sampler:
-        def __iter__(self):
-            yield from range(5)
-            raise GeneratorExit
-
-        def __len__(self) -> int:
-            return 8
-
-    for data in (
-        loader(AtOnce(), 6, workers=workers),
-        loader(Stops(), 6, workers=workers, on_error=stop),
-        loader(range(8), 2, workers=workers, backend=Backend()),
-        loader(range(8), 2, workers=workers, sampler=Sampler()),
-    ):
-        _, caught = until_error(data)
-        assert isinstance(caught, SampleStopped)
-    if workers:
-        _, caught = until_error(loader(range(8), 2, workers=workers, worker_init_fn=stop))
-        assert isinstance(caught, SampleStopped)
-
-
-@pytest.mark.parametrize("workers", WORKERS)
-def test_a_stopped_sample_can_be_skipped(workers) -> None:
-    with loader(Stops(), 2, workers=workers, on_error="skip") as data:
-        assert lists(data) == [[0, 1], [2, 3], [4], [6, 7]]
+class StopsAtOnce(Stops):
+    def __getitems__(self, indices: list[int]) -> object:
+        return [self[index] for index in indices]
 
 
 class Stream(agnoload.IterableDataset):
@@ -285,38 +74,161 @@ class Stream(agnoload.IterableDataset):
         return iter(range(self.gives))
 
 
-@pytest.mark.parametrize("workers", WORKERS)
+def lists(batches: Any) -> list[list[int]]:
+    return [np.asarray(batch).tolist() for batch in batches]
+
+
+def batches_of(n: int, size: int) -> list[list[int]]:
+    return [list(range(low, min(low + size, n))) for low in range(0, n, size)]
+
+
+def outcome(loader: DataLoader[Any]) -> tuple[list[Any], BaseException | None]:
+    """What a loader gives in an epoch, and the error that ends it."""
+    got: list[Any] = []
+    with loader:
+        try:
+            for batch in loader:
+                got.append(np.asarray(batch).tolist())
+        except BaseException as error:
+            return got, error
+    return got, None
+
+
+def answered(order: list[int], *arguments: Any, **options: Any) -> DataLoader[Any]:
+    """A loader whose pool answers in a chosen order."""
+    loader = DataLoader(*arguments, num_workers=2, **options)
+    loader._keeper.open = lambda fetch, workers: (FakePool(order, fetch), None)  # type: ignore[method-assign]
+    return loader
+
+
+# ------------------------------------------------------------------------------------------------ any workers
+
+
+def decide(error: Exception, index: int) -> str:
+    assert isinstance(error, OSError)
+    return {3: "skip", 7: "replace"}[index]
+
+
+def breaks(error: Exception, index: int) -> str:
+    raise KeyError(index)
+
+
+def stop(*_: object) -> str:
+    raise StopIteration
+
+
+def collate_stops(samples: Any) -> Any:
+    if samples in ([4, 5], 4):
+        next(iter([]))
+    return np.asarray(samples)
+
+
+class StopsToConvert(agnoload.Backend):
+    name = "stops"
+
+    def convert(self, leaf: object) -> object:
+        raise StopIteration
+
+
+class Ends:
+    """A sampler that raises after five indices."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def __iter__(self):
+        yield from range(5)
+        raise self.error
+
+    def __len__(self) -> int:
+        return 8
+
+
+def scene(dataset: Any, batch_size: int | None = 2, **options: Any) -> dict[str, Any]:
+    return {"dataset": dataset, "batch_size": batch_size, "seed": 3, **options}
+
+
+SKIPPED, BY_DRAWS = [[0, 1, 2], [4, 5, 6], [8, 9]], None
+MORE = Holes(20, (3, 7, 11))
+STOPPED = "SampleStopped: StopIteration was raised while "
+SCENES: dict[str, tuple[dict[str, Any], Any, str, list[int]]] = {
+    "raise": (scene(Holes(), 4), [], "OSError: no file for 3", [3]),
+    "skip": (scene(Holes(), 4, on_error="skip"), SKIPPED, "", [3, 7]),
+    "skip whole batches": (
+        scene(Holes(), 1, batch_sampler=[[3, 7], [0, 1], [7]], on_error="skip"), [[0, 1]], "", [3, 7, 7],
+    ),
+    "skip, without batches": (scene(Holes(4), None, on_error="skip"), [0, 1, 2], "", [3]),
+    "skip, a stopped sample": (scene(Stops(), on_error="skip"), [[0, 1], [2, 3], [4], [6, 7]], "", [5]),
+    "replace": (scene(Holes(), 4, on_error="replace"), BY_DRAWS, "", [3, 7]),
+    "replace, by a user's sampler": (
+        scene(Holes(), 1, batch_sampler=[[3, 1], [0, 7]], on_error="replace"), [[1, 1], [0, 0]], "", [3, 7],
+    ),
+    "replace, none is good": (scene(Holes(10, range(10)), 4, on_error="replace"), [], "OSError: no file for 0", [0]),
+    "a callable": (scene(Holes(), 4, on_error=decide), BY_DRAWS, "", [3, 7]),
+    "a callable that raises": (scene(Holes(), 4, on_error=breaks), [], "KeyError: 3", [3]),
+    "too many": (
+        scene(MORE, 4, on_error="skip", max_failed=2), SKIPPED[:2], "TooManyFailed: 3 samples of epoch 0", [3, 7, 11],
+    ),
+    "a sample stops": (scene(Stops()), [[0, 1], [2, 3]], f"{STOPPED}index 5 ", [5]),
+    "a generator is closed": (
+        scene(Stops(GeneratorExit)), [[0, 1], [2, 3]], "SampleStopped: GeneratorExit was raised while index 5 ", [5],
+    ),
+    "a batch of samples stops": (scene(StopsAtOnce(), 6), [], f"{STOPPED}6 indices", []),
+    "on_error stops": (scene(Stops(), 6, on_error=stop), [], "SampleStopped: ", [5]),
+    "collate stops": (scene(range(8), collate_fn=collate_stops), [[0, 1], [2, 3]], f"{STOPPED}batch 2 ", []),
+    "collate of one stops": (scene(range(8), None, collate_fn=collate_stops), [0, 1, 2, 3], f"{STOPPED}batch 4 ", []),
+    "a backend stops": (scene(range(8), backend=StopsToConvert()), [], "SampleStopped: ", []),
+    "a sampler stops": (
+        scene(range(8), sampler=Ends(GeneratorExit())), [[0, 1], [2, 3]], "SampleStopped: GeneratorExit", [],
+    ),
+    "a sampler raises": (
+        scene(range(8), 1, sampler=Ends(KeyError("no more"))), [[0], [1], [2], [3], [4]], "KeyError: 'no more'", [],
+    ),
+}  # fmt: skip
+"""By name: options, the batches that come, the error behind them, and the indices in the account."""
+NOTES = {
+    "raise": r"while index 3 was loaded \(item 3 of batch 0, epoch 0\)",
+    "replace, none is good": "none of 10 other samples",
+    "a callable that raises": "batch 0",
+}
+
+
+@pytest.mark.parametrize(
+    "workers",
+    [
+        {},
+        pytest.param({"num_workers": 2}, marks=pytest.mark.slow),
+        {"num_workers": 2, "worker_type": "thread"},
+    ],
+    ids=["inline", "processes", "threads"],
+)
+def test_a_bad_sample_is_treated_as_asked_for_with_any_workers(workers: dict[str, Any]) -> None:
+    """C43, C45: what comes, what is raised, with which notes, and which samples are in the account."""
+    for name, (options, batches, text, indices) in SCENES.items():
+        loader = DataLoader(**options, **workers)
+        got, error = outcome(loader)
+        said = "" if error is None else f"{type(error).__name__}: {error}"
+        assert got == (outcome(DataLoader(**options))[0] if batches is BY_DRAWS else batches), name
+        assert said.startswith(text), name
+        assert bool(said) == bool(text), name
+        assert [failure.index for failure in loader.stats().failed] == indices, name
+        assert re.search(NOTES.get(name, ""), "\n".join(getattr(error, "__notes__", []))), name
+    if workers.get("num_workers"):
+        assert isinstance(outcome(DataLoader(range(8), 2, worker_init_fn=stop, **workers))[1], SampleStopped)
+
+
 @pytest.mark.parametrize("gives", [6, 10])
-def test_c45_a_stream_of_another_length_than_it_says_is_one_warning(workers, gives) -> None:
-    with loader(Stream(8, gives), 2, workers=workers) as data, pytest.warns(agnoload.AgnoloadWarning) as warned:
+def test_a_stream_of_another_length_than_it_says_is_one_warning(gives: int) -> None:
+    """C45."""
+    with DataLoader(Stream(8, gives), 2) as data, pytest.warns(agnoload.AgnoloadWarning) as warned:
         assert np.concatenate(list(data)).tolist() == list(range(gives))
     (warning,) = warned
     assert "8" in str(warning.message)
     assert str(gives) in str(warning.message)
 
 
-@pytest.mark.parametrize("workers", WORKERS)
-def test_an_error_of_a_sampler_comes_after_the_batches_before_it(workers) -> None:
-    class Sampler:
-        def __iter__(self):
-            yield from range(5)
-            raise KeyError("no more indices")
-
-        def __len__(self) -> int:
-            return 8
-
-    got, caught = until_error(loader(range(8), 1, workers=workers, sampler=Sampler()))
-    assert got == [[0], [1], [2], [3], [4]]
-    assert isinstance(caught, KeyError)
-
-
-@pytest.mark.parametrize("workers", WORKERS)
-def test_an_iterator_that_has_ended_with_an_error_says_so(workers) -> None:
-    def keys():
-        yield from range(4)
-        raise OSError("no more keys")
-
-    batches = iter(loader(range(8), 4, workers=workers, sampler=keys()))
+def test_an_iterator_that_has_ended_with_an_error_says_so() -> None:
+    batches = iter(DataLoader(range(8), 4, sampler=Ends(OSError("no more keys"))))
     assert next(batches).tolist() == [0, 1, 2, 3]
     with pytest.raises(OSError, match="no more keys"):
         next(batches)
@@ -325,73 +237,194 @@ def test_an_iterator_that_has_ended_with_an_error_says_so(workers) -> None:
             next(batches)
 
 
-# ---------------------------------------------------------------------------------------------- tries again
+# ------------------------------------------------------------------------------------------------ skip and replace
+
+
+@few
+@given(bad=BAD, size=SIZES, order=ORDERS)
+def test_skip_leaves_out_the_bad_samples_and_the_batches_that_have_no_other(
+    bad: set[int], size: int, order: list[int]
+) -> None:
+    loader = answered(order, Holes(20, bad), size, on_error="skip")
+    wanted = [[index for index in batch if index not in bad] for batch in batches_of(20, size)]
+    assert lists(loader) == [batch for batch in wanted if batch]
+    assert [(failure.index, failure.error) for failure in loader.stats().failed] == [
+        (index, f"OSError: no file for {index}") for index in sorted(bad)
+    ]
+
+
+@few
+@given(bad=BAD, size=SIZES, order=ORDERS, shuffle=st.booleans(), seed=st.integers(0, 9), data=st.data())
+def test_replace_takes_good_samples_of_the_epoch_the_same_in_any_order_and_after_a_resume(
+    bad: set[int], size: int, order: list[int], shuffle: bool, seed: int, data: st.DataObject
+) -> None:
+    options: dict[str, Any] = {"batch_size": size, "seed": seed, "shuffle": shuffle}
+    good = lists(DataLoader(range(20), **options))
+    options |= {"dataset": Holes(20, bad), "on_error": "replace"}
+    whole = lists(DataLoader(**options))
+    for batch, asked in zip(whole, good, strict=True):
+        assert len(batch) == len(asked)
+        assert not bad & set(batch)
+        assert [got for got, index in zip(batch, asked, strict=True) if index not in bad] == [
+            index for index in asked if index not in bad
+        ]
+    assert lists(answered(order, **options)) == whole
+    stop = data.draw(st.integers(0, len(whole) - 1))
+    first, second = DataLoader(**options), DataLoader(**options)
+    assert lists(islice(first, stop)) == whole[:stop]
+    second.load_state_dict(first.state_dict())
+    assert lists(second) == whole[stop:]
+
+
+@few
+@given(actions=st.dictionaries(st.integers(0, 19), st.sampled_from(["skip", "replace", "raise", "leave"])), size=SIZES)
+def test_a_callable_decides_by_error_and_index(actions: dict[int, str], size: int) -> None:
+    asked: list[int] = []
+
+    def on_error(error: Exception, index: int) -> str:
+        assert str(error) == f"no file for {index}"
+        asked.append(index)
+        return actions[index]
+
+    got, error = outcome(DataLoader(Holes(20, actions), size, on_error=on_error))
+    final = [index for index in sorted(actions) if actions[index] in ("raise", "leave")]
+    wanted = []
+    for batch in batches_of(20, size):
+        if set(batch) & set(final):
+            break
+        wanted.append(sum(actions.get(index) != "skip" for index in batch))
+    assert [len(batch) for batch in got] == [count for count in wanted if count]
+    assert asked == [index for index in sorted(actions) if not final or index <= final[0]]
+    if not final:
+        assert error is None
+    elif actions[final[0]] == "raise":
+        assert (type(error), str(error)) == (OSError, f"no file for {final[0]}")
+    else:
+        assert isinstance(error, OptionError)
+        assert "'raise', 'skip' or 'replace', got 'leave'" in str(error)
+
+
+@given(st.integers(0, 2**40), st.integers(0, 9), st.integers(1, 40), st.booleans())
+def test_replacements_are_indices_of_that_epoch(seed: int, epoch: int, count: int, batches: bool) -> None:
+    sampler: Any = agnoload.RandomSampler(range(50), num_samples=30)
+    if batches:
+        sampler = agnoload.BatchSampler(sampler, 4, drop_last=True)
+    rng = np.random.default_rng(seed)
+    found = ReplacementKeys(sampler, None)(seed, epoch, rng, count).tolist()
+    orders = sampler.batches(seed, epoch) if batches else [sampler.order(seed, epoch)]
+    whole = [index for part in orders for index in part]
+    assert set(found) <= set(whole)
+    assert len(found) == min(count, 4 if batches else len(found))
+
+
+def test_replace_draws_for_the_stand_in_as_if_nothing_had_been_drawn() -> None:
+    class Noisy(Holes):
+        def __getitem__(self, index: int) -> Any:
+            drawn = sample_rng().random()
+            super().__getitem__(index)
+            return drawn
+
+    bad = np.concatenate(list(DataLoader(Noisy(), 4, on_error="replace", seed=1)))
+    good = np.concatenate(list(DataLoader(Noisy(bad=()), 4, seed=1)))
+    assert bad.tolist() == good.tolist()  # keyed by position, whatever stands there
+
+
+class Gathers(Holes):
+    """Gives whole batches, and counts what it is asked for one by one."""
+
+    singles = calls = 0
+
+    def __getitems__(self, indices: list[int]) -> object:
+        self.calls += 1
+        return Batch(np.array([super(Gathers, self).__getitem__(index) for index in indices]))
+
+    def __getitem__(self, index: int) -> int:
+        self.singles += 1
+        return super().__getitem__(index)
+
+
+def test_whole_batches_are_asked_for_first_tried_again_and_only_bad_ones_are_loaded_one_by_one() -> None:
+    dataset = Gathers()
+    loader = DataLoader(dataset, 4, on_error="skip", retry=Retry(OSError, times=1, wait=0.0))
+    assert lists(loader) == [[0, 1, 2], [4, 5, 6], [8, 9]]
+    assert (dataset.calls, dataset.singles) == (5, 10)  # two batches twice; in each, the bad sample twice
+
+
+def test_draws_after_a_whole_batch_that_failed_are_those_of_a_fresh_one() -> None:
+    class Draws(Holes):
+        def __getitem__(self, index: int) -> Any:
+            return super().__getitem__(index), random.random()
+
+    class DrawsAtOnce(Draws):
+        def __getitems__(self, indices: list[int]) -> Any:
+            return [self[index] for index in indices]
+
+    one, many = (list(DataLoader(kind(), 5, on_error="skip", seed=2)) for kind in (Draws, DrawsAtOnce))
+    assert [leaf.tolist() for batch in one for leaf in batch] == [leaf.tolist() for batch in many for leaf in batch]
+
+
+# ------------------------------------------------------------------------------------------------ tries again
 
 
 class Flaky(Holes):
-    """Sample `i` fails the first `i % 3` times, after it has drawn; the tries are counted in files."""
+    """Sample `i` fails the first `failures[i]` times, after it has drawn; the tries are counted in files."""
 
-    def __init__(self, folder: str) -> None:
-        super().__init__(6, ())
-        self.folder = folder
+    def __init__(self, folder: str, failures: list[int]) -> None:
+        super().__init__(len(failures))
+        self.folder, self.failures = folder, failures
 
-    def __getitem__(self, index: int) -> tuple[int, float]:
+    def __getitem__(self, index: int) -> Any:
         drawn = sample_rng().random()
         tries = sum(name.startswith(f"{index}-") for name in os.listdir(self.folder))
-        if tries < index % 3:
+        if tries < self.failures[index]:
             open(os.path.join(self.folder, f"{index}-{tries}"), "x").close()
             raise TimeoutError("not yet")
         return index, drawn
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_sample_that_succeeds_at_last_is_what_it_would_have_been(workers, tmp_path) -> None:
-    (tmp_path / "tries").mkdir()
-    dataset = Flaky(str(tmp_path / "tries"))
-    with loader(dataset, 3, workers=workers, retry=Retry(OSError, wait=0.0), seed=1) as data:
-        tried = [leaf.tolist() for batch in data for leaf in batch]
-        assert data.stats().failed == ()
-    assert sorted(os.listdir(dataset.folder)) == ["1-0", "2-0", "2-1", "4-0", "5-0", "5-1"]
-    assert tried == [leaf.tolist() for batch in loader(dataset, 3, seed=1) for leaf in batch]
+@few
+@given(failures=st.lists(st.integers(0, 3), min_size=1, max_size=7), times=st.integers(1, 3), size=SIZES)
+def test_a_sample_that_succeeds_at_last_is_what_it_would_have_been(
+    tmp_path_factory: pytest.TempPathFactory, failures: list[int], times: int, size: int
+) -> None:
+    folder = tmp_path_factory.mktemp("tries")
+    flaky, good = (Flaky(str(folder), counts) for counts in (failures, [0] * len(failures)))
+    loader = DataLoader(flaky, size, retry=Retry((OSError, KeyError), times=times, wait=0.0), on_error="skip", seed=1)
+    tried = {int(i): d for batch in loader for i, d in zip(*(leaf.tolist() for leaf in batch), strict=True)}
+    wanted = {int(i): d for batch in DataLoader(good, size, seed=1) for i, d in zip(*batch, strict=True)}
+    bad = [index for index, count in enumerate(failures) if count > times]
+    assert tried == {index: drawn for index, drawn in wanted.items() if index not in bad}
+    assert [failure.index for failure in loader.stats().failed] == bad
+    assert len(list(folder.iterdir())) == sum(min(count, times + 1) for count in failures)
+    flaky.folder = str(tmp_path_factory.mktemp("not tried again"))
+    with pytest.raises(TimeoutError) if any(failures) else nullcontext():
+        list(DataLoader(flaky, size, retry=(KeyError, ValueError)))
+    assert len(os.listdir(flaky.folder)) == bool(any(failures))
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_sample_that_never_succeeds_is_up_to_on_error(workers, tmp_path) -> None:
-    (tmp_path / "tries").mkdir()
-    dataset = Flaky(str(tmp_path / "tries"))
-    with loader(dataset, 3, workers=workers, retry=Retry(TimeoutError, times=1, wait=0.0), on_error="skip") as data:
-        assert [batch[0].tolist() for batch in data] == [[0, 1], [3, 4]]
-        assert [failure.index for failure in data.stats().failed] == [2, 5]
+@pytest.mark.slow
+def test_a_sample_is_tried_again_in_workers_too(tmp_path: Any) -> None:
+    with DataLoader(Flaky(str(tmp_path), [0, 1, 2, 3]), 2, num_workers=2, retry=Retry(OSError, wait=0.0)) as loader:
+        assert [batch[0].tolist() for batch in loader] == [[0, 1], [2, 3]]
+        assert loader.stats().failed == ()
+    assert len(os.listdir(tmp_path)) == 6
 
 
-def test_only_the_errors_that_were_named_are_tried_again(tmp_path) -> None:
-    (tmp_path / "tries").mkdir()
-    with pytest.raises(TimeoutError):
-        list(loader(Flaky(str(tmp_path / "tries")), 3, retry=(KeyError, ValueError)))
-    assert os.listdir(tmp_path / "tries") == ["1-0"]
-
-
-def test_the_pauses_between_tries_grow(tmp_path, monkeypatch) -> None:
-    pauses: list[float] = []
-    monkeypatch.setattr(time, "sleep", pauses.append)
-    with pytest.raises(OSError, match="no file for 3"):
-        list(loader(Holes(), 4, retry=Retry(OSError, times=4, wait=0.5, factor=3, longest=5)))
-    assert pauses == [0.5, 1.5, 4.5, 5.0]
-
-
-def test_whole_batches_are_tried_again_too(monkeypatch) -> None:
-    monkeypatch.setattr(time, "sleep", lambda _: None)
-
-    class Once(Gathers):
-        failed = False
-
-        def __getitems__(self, indices: list[int]) -> object:
-            if not self.failed:
-                self.failed = True
-                raise OSError
-            return indices
-
-    assert lists(loader(Once(4), 4, retry=OSError)) == [[0, 1, 2, 3]]
+@given(st.integers(1, 9), st.floats(0, 9), st.floats(1, 9), st.floats(0, 99))
+def test_the_pauses_between_tries_grow_up_to_the_longest(
+    times: int, wait: float, factor: float, longest: float
+) -> None:
+    slept: list[float] = []
+    retry = Retry(OSError, times=times, wait=wait, factor=factor, longest=longest)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time, "sleep", slept.append)
+        with pytest.raises(OSError, match="no file for 3"):
+            list(DataLoader(Holes(), 4, retry=retry))
+    assert tuple(slept) == retry.pauses
+    assert len(slept) == times
+    assert slept == sorted(slept)
+    assert slept[0] == min(wait, longest)
+    assert max(slept) <= longest
 
 
 @pytest.mark.parametrize(
@@ -405,161 +438,100 @@ def test_whole_batches_are_tried_again_too(monkeypatch) -> None:
         lambda: Retry(OSError, wait=-1),
         lambda: Retry(OSError, factor=0.5),
         lambda: Retry(OSError, longest=float("nan")),
-        lambda: loader(range(3), retry=3),
-        lambda: loader(range(3), max_failed=-1),
-        lambda: loader(range(3), max_failed=1.0),
-        lambda: loader(range(3), max_failed=True),
-        lambda: loader(range(3), max_failed=float("nan")),
-        lambda: loader(range(3), max_failed="5%"),
-        lambda: loader(range(3), on_error="ignore"),
+        lambda: DataLoader(range(3), retry=3),
+        *(lambda value=value: DataLoader(range(3), max_failed=value) for value in (-1, 1.0, True, float("nan"), "5%")),
     ],
 )
-def test_what_cannot_be_meant_is_refused(make) -> None:
+def test_what_cannot_be_meant_is_refused(make: Callable[[], object]) -> None:
     with pytest.raises(OptionError):
         make()
 
 
-# ---------------------------------------------------------------------------------------------- too many
+# ------------------------------------------------------------------------------------------------ too many
 
 
-@pytest.mark.parametrize(("workers", "in_order"), [(-1, True), (0, True), (0, False), (1, True), (1, False), (2, True)])
-def test_a_count_of_failed_samples_ends_the_epoch_at_the_same_batch_for_any_workers(workers, in_order) -> None:
-    got, error = until_error(
-        loader(Holes(20, (3, 7, 11, 15)), 4, workers=workers, on_error="skip", max_failed=2, in_order=in_order)
-    )
-    assert got == [[0, 1, 2], [4, 5, 6]]
-    assert type(error) is TooManyFailed
-    assert [failure.index for failure in error.failed] == [3, 7, 11]
-    assert "max_failed=2" in str(error)
-    assert "no file for 11" in str(error)
-
-
-def test_the_count_begins_again_with_each_epoch() -> None:
-    data = loader(Holes(), 4, on_error="skip", max_failed=2)
-    assert lists(data) == lists(data) == [[0, 1, 2], [4, 5, 6], [8, 9]]
-    assert lists(data.steps(9)) == [[0, 1, 2], [4, 5, 6], [8, 9]] * 3
-    assert len(data.stats().failed) == 10
-
-
-def test_no_failure_at_all_may_be_allowed() -> None:
-    got, error = until_error(loader(Holes(), 4, on_error="replace", max_failed=0))
-    assert got == []
-    assert type(error) is TooManyFailed
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_share_of_failed_samples_is_judged_from_the_hundredth_on(workers) -> None:
-    bad = tuple(range(0, 20, 2))
-    with loader(Holes(1000, bad), 10, workers=workers, on_error="skip", max_failed=0.1) as data:
-        assert sum(len(batch) for batch in data) == 990
-    got, error = until_error(loader(Holes(1000, (*bad, 21)), 10, workers=workers, on_error="skip", max_failed=0.1))
-    assert [len(batch) for batch in got] == [5, 5]
-    assert "11 samples" in str(error)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_share_of_failed_samples_is_judged_at_the_end_as_it_is(workers) -> None:
-    got, error = until_error(loader(Holes(20, (3, 7, 11)), 4, workers=workers, on_error="skip", max_failed=0.1))
-    assert sum(map(len, got)) == 17
-    assert type(error) is TooManyFailed
-    with loader(Holes(20, (3, 7)), 4, workers=workers, on_error="skip", max_failed=0.1) as data:
-        assert sum(map(len, data)) == 18
-
-
-@pytest.mark.parametrize(("workers", "in_order"), [(-1, True), (0, True), (2, True), (2, False)])
-def test_the_count_goes_on_after_a_resume(workers, in_order) -> None:
-    options = {"workers": workers, "in_order": in_order, "on_error": "skip", "max_failed": 2}
-    data = loader(Holes(20, (3, 7, 11, 15)), 4, **options)
-    batches = iter(data)
-    first = lists(itertools.islice(batches, 2))
-    state = json.loads(json.dumps(data.state_dict()))
-    data.close()
-    resumed = loader(Holes(20, (3, 7, 11, 15)), 4, **options)
+@few
+@given(bad=BAD, size=SIZES, order=ORDERS, limit=st.integers(0, 6), in_order=st.booleans(), data=st.data())
+def test_the_loop_ends_at_the_batch_with_one_failed_sample_too_many(
+    bad: set[int], size: int, order: list[int], limit: int, in_order: bool, data: st.DataObject
+) -> None:
+    """Counted in the order of the batches, in each epoch again, and over a resume."""
+    options: dict[str, Any] = {"batch_size": size, "on_error": "skip", "max_failed": limit}
+    failed = list(accumulate(len(bad & set(batch)) for batch in batches_of(20, size)))
+    kept = [[index for index in batch if index not in bad] for batch in batches_of(20, size)]
+    wanted = [batch for batch, count in zip(kept, failed, strict=True) if batch and count <= limit]
+    loader = answered(order if in_order else [], Holes(20, bad), in_order=in_order, **options)
+    for _ in range(2):
+        got, error = outcome(loader)
+        assert (got, type(error) is TooManyFailed) == (wanted, len(bad) > limit)
+    if error is not None:
+        at = next(place for place, count in enumerate(failed) if count > limit)
+        assert [failure.index for failure in error.failed] == sorted(bad)[: failed[at]]  # type: ignore[attr-defined]
+        assert f"max_failed={limit}" in str(error)
+    stop = data.draw(st.integers(0, len(wanted)))
+    first, resumed = (DataLoader(Holes(20, bad), **options) for _ in range(2))
+    assert lists(islice(first, stop)) == wanted[:stop]
+    state = json.loads(json.dumps(first.state_dict()))
     resumed.load_state_dict(state)
     assert resumed.state_dict() == state
-    got, error = until_error(resumed)
-    if in_order:
-        assert (first, got) == ([[0, 1, 2], [4, 5, 6]], [])
-        assert [failure.index for failure in error.failed] == [11]
-        assert "3 samples of epoch 0 failed" in str(error)
-        assert "2 before the state was saved" in str(error)
-    assert type(error) is TooManyFailed
+    got, error = outcome(resumed)
+    if state["epoch"] == 0:
+        assert (got, type(error) is TooManyFailed) == (wanted[stop:], len(bad) > limit)
+    if error is not None and state.get("failed", [0])[0]:
+        assert f"{state['failed'][0]} before the state was saved" in str(error)
 
 
-@pytest.mark.parametrize("place", [None, 0])
-def test_the_count_of_a_state_is_of_what_was_delivered(place) -> None:
-    """Batches under way to a device have been counted, but not delivered; they are loaded again."""
-
-    class Backend(agnoload.Backend):
-        name = "places"
-
-        def check(self, device: object, pin_memory: bool) -> object:
-            return device
-
-        def place(self, batch: object, device: object) -> object:
-            return lambda: batch
-
-    data = loader(Holes(), 2, on_error="skip", max_failed=5, backend=Backend(), device=place)
-    batches = iter(data)
-    assert "failed" not in data.state_dict()
-    found = []
-    for _ in batches:
-        found.append(data.state_dict().get("failed"))
-    assert found == [[0, 2], [1, 4], [1, 6], [2, 8], None]  # at the end the next epoch begins
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 60)), max_size=12), st.floats(0, 0.99))
+def test_a_share_is_judged_as_of_a_hundred_samples_and_at_the_end_as_it_is(
+    counts: list[tuple[int, int]], share: float
+) -> None:
+    budget, bad, tried, error = FailureBudget(share), 0, 0, None
+    for number, (failed, good) in enumerate(counts):
+        error = budget.count(0, Reply(number, samples=good, failed=[Failure(n, "OSError: x") for n in range(failed)]))
+        bad, tried = bad + failed, tried + failed + good
+        assert (error is None) == (not failed or bad <= share * max(tried, JUDGED_FROM))
+    assert (budget.ended() is None) == (bad <= share * tried)
+    ended = budget.count(1, Reply(99, samples=1))  # the first batch of the next epoch ends the one before
+    assert (ended is None) == (bad <= share * tried)
+    assert budget.count(1, Reply(100, samples=1)) is None
 
 
-def test_a_share_is_of_the_whole_epoch_also_after_a_resume() -> None:
-    bad = tuple(range(960, 969))
-    data = loader(Holes(1000, bad), 10, on_error="skip", max_failed=0.01)
-    batches = iter(data)
-    lists(itertools.islice(batches, 90))
-    resumed = loader(Holes(1000, bad), 10, on_error="skip", max_failed=0.01)
-    resumed.load_state_dict(data.state_dict())
-    assert sum(map(len, lists(resumed))) == 91
-
-
-def test_a_share_is_judged_at_the_end_of_each_epoch_of_many() -> None:
-    options = {"on_error": "skip", "max_failed": 0.1}
-    data = loader(Holes(20, (3, 7, 11)), 4, **options)
-    assert [len(batch) for batch in data.steps(1)] == [3]  # that is no end
-    data.set_epoch(0)
-    batches = data.steps(20)
-    assert [len(next(batches)) for _ in range(5)] == [3, 3, 3, 4, 4]
-    with pytest.raises(TooManyFailed, match="3 samples of epoch 0 failed"):
-        next(batches)
-    data.set_epoch(0)
-    batches = data.steps(5)
-    assert [len(next(batches)) for _ in range(5)] == [3, 3, 3, 4, 4]
-    with pytest.raises(TooManyFailed, match="3 samples of epoch 0 failed"):
-        next(batches)
-
-
-@pytest.mark.parametrize("counts", [None, 3, "ab", {}, [1], [1, 2, 3], [-1, 2], [1, 2.0], [True, 2], [1, 1 << 63]])
-def test_counts_in_a_state_that_are_none_are_refused(counts) -> None:
-    data = loader(Holes(), 4, max_failed=2, on_error="skip")
-    with pytest.raises(StateError, match=r"failed in a state must be a (list of 2|non-negative int below)"):
-        data.load_state_dict({**data.state_dict(), "failed": counts})
-
-
-def test_a_ceiling_lists_some_of_the_failed_and_carries_all() -> None:
+def test_the_error_lists_some_of_the_failed_and_carries_all() -> None:
     error = FailureBudget(0).count(3, Reply(0, failed=[Failure(n, "ValueError: x") for n in range(20)]))
     assert error is not None
     assert "indices 0, 1, 2, 3, 4, 5, 6, 7, ...;" in str(error)
     assert len(error.failed) == 20
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_c43_the_sample_that_ended_the_loop_is_in_the_account(workers: int) -> None:
-    class Bad:
-        def __len__(self) -> int:
-            return 10
+def test_a_share_is_of_the_whole_epoch_also_after_a_resume_and_of_each_epoch_of_many() -> None:
+    data, resumed = (DataLoader(Holes(1000, range(960, 969)), 10, on_error="skip", max_failed=0.01) for _ in range(2))
+    list(islice(data, 90))
+    resumed.load_state_dict(data.state_dict())
+    assert sum(map(len, resumed)) == 91
+    data = DataLoader(Holes(20, (3, 7, 11)), 4, on_error="skip", max_failed=0.1)
+    assert [len(batch) for batch in data.steps(1)] == [3]  # that is no end
+    for steps in (20, 5):
+        data.set_epoch(0)
+        batches = data.steps(steps)
+        assert [len(next(batches)) for _ in range(5)] == [3, 3, 3, 4, 4]
+        with pytest.raises(TooManyFailed, match="3 samples of epoch 0 failed"):
+            next(batches)
 
-        def __getitem__(self, index: int) -> int:
-            if index in (3, 7):
-                raise ValueError(f"bad {index}")
-            return index
 
-    with agnoload.DataLoader(Bad(), 4, num_workers=workers) as loader:
-        with pytest.raises(ValueError, match="bad 3"):
-            list(loader)
-        assert [failure.index for failure in loader.stats().failed] == [3]
+class Places(agnoload.Backend):
+    name = "places"
+
+    def check(self, device: object, pin_memory: bool) -> object:
+        return device
+
+    def place(self, batch: object, device: object) -> object:
+        return lambda: batch
+
+
+@pytest.mark.parametrize("place", [None, 0])
+def test_the_count_of_a_state_is_of_what_was_delivered(place: object) -> None:
+    """Batches under way to a device have been counted, but not delivered; they are loaded again."""
+    data = DataLoader(Holes(), 2, on_error="skip", max_failed=5, backend=Places(), device=place)
+    assert "failed" not in data.state_dict()
+    found = [data.state_dict().get("failed") for _ in data]
+    assert found == [[0, 2], [1, 4], [1, 6], [2, 8], None]  # at the end the next epoch begins

@@ -6,31 +6,27 @@ import os
 import time
 from collections import namedtuple
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import agnoload
-from agnoload import CollateError, DataLoader, get_worker_info
-from agnoload.errors import OptionError
+from agnoload import CollateError, DataLoader, OptionError, get_worker_info
+from agnoload.testing.resume import comparable
 
-WORKERS: list[dict[str, Any]] = [
-    {"num_workers": 0},
-    {"num_workers": 1},
-    {"num_workers": 2},
-    {"num_workers": 3},
-    {"num_workers": 2, "worker_type": "thread"},
-]
-
-
-def named(workers: dict[str, Any]) -> str:
-    return f"{workers['num_workers']}{workers.get('worker_type', '')}"
-
-
-any_workers = pytest.mark.parametrize("workers", WORKERS, ids=named)
-each_pool = pytest.mark.parametrize("workers", [WORKERS[k] for k in (0, 2, 4)], ids=named)
+WORKERS: dict[str, dict[str, Any]] = {
+    "inline": {},
+    "one": {"num_workers": 1},
+    "two": {"num_workers": 2},
+    "three": {"num_workers": 3},
+    "threads": {"num_workers": 2, "worker_type": "thread"},
+}
 Pair = namedtuple("Pair", "image label")
+few = settings(max_examples=50, deadline=None)
 
 
 class Mapped:
@@ -46,48 +42,79 @@ class Mapped:
         return self.function(index)
 
 
+class Gathering(Mapped):
+    """Gives whole requests, and nothing one by one."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__(None, 20)
+        self.gather = function
+
+    def __getitem__(self, index: Any) -> Any:
+        raise AssertionError("one by one")
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        return self.gather(indices)
+
+
+@dataclass
+class Scan:
+    voxels: Any
+    name: str
+
+
+class Tenfold(float):
+    """A number that is batched its own way."""
+
+
+def tenfold(batch: list[float], *, collate_fn_map: Any = None) -> Any:
+    return np.array(batch, np.float32) * 10
+
+
 def lists(loader: Any) -> list[Any]:
-    return [batch.tolist() for batch in loader]
-
-
-def same(index: int) -> int:
-    return index
+    return [np.asarray(batch).tolist() for batch in loader]
 
 
 # ------------------------------------------------------------------------------------------------ sizes and order
 
 
-@any_workers
-@pytest.mark.parametrize("drop_last", [False, True])
-@pytest.mark.parametrize("size", [1, 4, 5, 11])
-def test_batches_cover_the_dataset_in_order(workers: dict[str, Any], size: int, drop_last: bool) -> None:
-    with DataLoader(range(10), size, drop_last=drop_last, **workers) as loader:
-        found = lists(loader)
-        whole = [list(range(10))[at : at + size] for at in range(0, 10, size)]
-        wanted = [batch for batch in whole if len(batch) == size or not drop_last]
-        assert found == wanted
-        assert len(loader) == len(wanted)
+@few
+@given(st.integers(0, 20), st.integers(1, 11), st.booleans(), st.booleans(), st.integers(0, 9))
+def test_batches_cover_the_dataset_in_order_or_shuffled_by_seed_and_epoch(
+    n: int, size: int, drop_last: bool, shuffle: bool, seed: int
+) -> None:
+    loader = DataLoader(range(n), size, shuffle=shuffle, drop_last=drop_last, seed=seed)
+    epochs = [lists(loader), lists(loader)]
+    for epoch, found in enumerate(epochs):
+        order = (
+            agnoload.RandomSampler(range(n)).order(seed, epoch).indices(0, n).tolist() if shuffle and n else range(n)
+        )
+        whole = [list(order)[at : at + size] for at in range(0, n, size)]
+        assert found == [batch for batch in whole if len(batch) == size or not drop_last]
+        assert sorted(order) == list(range(n))
+        assert len(loader) == len(found)
 
 
-@each_pool
-def test_a_sampler_says_which_samples_come(workers: dict[str, Any]) -> None:
-    with DataLoader(range(10), 2, sampler=[7, 1, 7, 3, 0], **workers) as loader:
-        assert lists(loader) == lists(loader) == [[7, 1], [7, 3], [0]]
-        assert len(loader) == 3
+KEYS = (
+    st.integers(-(2**70), 2**70) | st.text() | st.none() | st.booleans() | st.binary() | st.floats(allow_nan=False)
+    | st.frozensets(st.integers()) | st.tuples(st.text(), st.integers())
+)  # fmt: skip
+INDICES = st.sampled_from([np.int8, np.uint16, np.int64, np.uint64, np.array]) | st.just(int)
 
 
-@each_pool
-def test_a_batch_sampler_says_which_batches_come(workers: dict[str, Any]) -> None:
-    with DataLoader(range(10), batch_sampler=[[3, 1], [2], (4, 5, 6)], **workers) as loader:
-        assert lists(loader) == [[3, 1], [2], [4, 5, 6]]
-        assert len(loader) == 3
+@few
+@given(st.lists(KEYS, max_size=9), st.lists(st.tuples(st.integers(0, 99), INDICES), max_size=5), st.integers(1, 4))
+def test_indices_reach_the_dataset_as_python_ints_and_keys_of_other_types_untouched(
+    keys: list[Any], indices: list[Any], size: int
+) -> None:
+    def named(key: Any) -> str:
+        return f"{type(key).__name__} {key!r}"
 
-
-@each_pool
-def test_an_empty_dataset_has_no_batches(workers: dict[str, Any]) -> None:
-    with DataLoader([], 4, shuffle=True, **workers) as loader:
-        assert lists(loader) == []
-        assert len(loader) == 0
+    given = [*keys, *(kind(index) for index, kind in indices)]
+    wanted = [*map(named, keys), *(f"int {index}" for index, _ in indices)]
+    batches = [batch for batch in (given[:size], given[size:]) if batch]
+    for options in ({"batch_size": size, "sampler": given}, {"batch_sampler": batches}):
+        assert [said for batch in DataLoader(Mapped(named), **options) for said in batch] == wanted
+    assert list(DataLoader(Mapped(named), None, sampler=given)) == wanted
 
 
 def test_a_sampler_without_a_length_gives_a_loader_without_one() -> None:
@@ -101,169 +128,96 @@ def test_a_sampler_without_a_length_gives_a_loader_without_one() -> None:
         len(loader)
 
 
-@any_workers
-def test_a_shuffle_is_the_same_with_any_workers_and_another_in_each_epoch(workers: dict[str, Any]) -> None:
-    wanted = DataLoader(range(50), 4, shuffle=True, seed=1)
-    epochs = [lists(wanted), lists(wanted)]
-    with DataLoader(range(50), 4, shuffle=True, seed=1, **workers) as loader:
-        assert [lists(loader), lists(loader)] == epochs
-    assert epochs[0] != epochs[1]
+# ------------------------------------------------------------------------------------------------ any workers
 
 
-# ------------------------------------------------------------------------------------------------ keys
+def unlike(index: int) -> Any:
+    return {"x": np.full((2, 3), index, np.float16), "name": f"n{index}", "n": index, "z": (np.int8(1), None)}
 
 
-class Typed(Mapped):
-    """Tells what its keys are."""
-
-    def __init__(self) -> None:
-        super().__init__(lambda key: f"{type(key).__name__} {key!r}")
+def numbers(index: int) -> Any:
+    return {"f": np.float32(1.5), "i": np.int16(7), "b": True, "n": 3, "d": 2.5, "own": Tenfold(index), "l": [index, 5]}
 
 
-@pytest.mark.slow
-@each_pool
-@pytest.mark.parametrize(
-    "sampler",
-    [range(2), np.array([4, 2], np.int16), [np.int64(5), np.int32(6)], agnoload.RandomSampler(range(10))],
-    ids=["range", "ndarray", "numpy scalars", "ours"],
-)
-@pytest.mark.parametrize("size", [None, 2])
-def test_indices_reach_the_dataset_as_python_ints(workers: dict[str, Any], sampler: Any, size: int | None) -> None:
-    with DataLoader(Typed(), size, sampler=sampler, **workers) as loader:
-        for batch in loader:
-            for said in [batch] if size is None else batch:
-                assert said.startswith("int ")
+def structure(index: int) -> Any:
+    return Pair(np.zeros((2, 2), ">f4"), {"scan": Scan(index, f"n{index}"), "t": (index, [2.5])})
 
 
-@each_pool
-def test_keys_of_other_types_are_untouched(workers: dict[str, Any]) -> None:
-    keys = ["a", ("b", 1), 2.5, None, frozenset({1}), b"x", True, 2**70, np.timedelta64(3, "s"), np.uint64(2**63)]
-    with DataLoader(Typed(), 1, sampler=keys, **workers) as loader:
-        assert [said for batch in loader for said in batch] == [
-            *[f"{type(key).__name__} {key!r}" for key in keys[:-1]], f"int {2**63}",
-        ]  # fmt: skip
+def anything(samples: list[Any]) -> Any:
+    return [Scan(np.stack(samples), "two"), Pair(samples[0], len(samples)), {1, 2}, None]
 
 
-@each_pool
-def test_a_dataset_with_names_is_loaded_by_name(workers: dict[str, Any]) -> None:
-    ages = {"ada": 36, "bob": 40, "cyd": 2}
-    with DataLoader(ages, batch_sampler=[["bob", "ada"], ["cyd"]], **workers) as loader:
-        assert lists(loader) == [[40, 36], [2]]
+def of_numbers(*indices: int) -> dict[str, Any]:
+    n = len(indices)
+    own = np.array([10 * index for index in indices], np.float32)
+    columns = [np.array(indices), np.full(n, 5)]
+    return {
+        "f": np.full(n, 1.5, np.float32), "i": np.full(n, 7, np.int16), "b": np.full(n, True), "n": np.full(n, 3),
+        "d": np.full(n, 2.5), "own": own, "l": columns,
+    }  # fmt: skip
 
 
-# ------------------------------------------------------------------------------------------------ no batching
+def of_structure(*indices: int) -> Any:
+    scans = Scan(np.array(indices), [f"n{index}" for index in indices])
+    times = (np.array(indices), [np.full(len(indices), 2.5)])
+    return Pair(np.zeros((len(indices), 2, 2), ">f4"), {"scan": scans, "t": times})
 
 
-@each_pool
-def test_c04_without_batching_samples_come_as_they_are(workers: dict[str, Any]) -> None:
-    def sample(index: int) -> Any:
-        return {"x": np.full((2, 3), index, np.float16), "name": f"n{index}", "n": index, "z": (np.int8(1), None)}
-
-    with DataLoader(Mapped(sample, 5), batch_size=None, **workers) as loader:
-        found = list(loader)
-        assert len(loader) == len(found) == 5
-    for index, batch in enumerate(found):
-        assert (batch["x"].dtype, batch["x"].tolist()) == (np.float16, [[index] * 3] * 2)
-        assert type(batch["x"]) is np.ndarray
-        assert (batch["name"], batch["n"], batch["z"][1]) == (f"n{index}", index, None)
-        assert (batch["z"][0].dtype, batch["z"][0].shape) == (np.int8, ())
-
-
-@each_pool
-def test_without_batching_a_collate_fn_gets_one_sample(workers: dict[str, Any]) -> None:
-    with DataLoader(range(3), batch_size=None, collate_fn=lambda sample: ["got", sample], **workers) as loader:
-        assert list(loader) == [["got", 0], ["got", 1], ["got", 2]]
-
-
-# ------------------------------------------------------------------------------------------------ whole batches
-
-
-class Gathering(Mapped):
-    def __init__(self, batched: bool) -> None:
-        super().__init__(same, 20)
-        self.batched = batched
-
-    def __getitem__(self, index: Any) -> Any:
-        raise AssertionError("one by one")
-
-    def __getitems__(self, indices: list[int]) -> Any:
-        if self.batched:
-            return agnoload.Batch({"indices": indices, "call": np.array([len(indices)])})
-        return [index * 10 for index in indices]
-
-
-@each_pool
-def test_c46_getitems_is_called_once_a_batch(workers: dict[str, Any]) -> None:
-    with DataLoader(Gathering(batched=False), 8, **workers) as loader:
-        assert lists(loader) == [[10 * i for i in range(low, min(low + 8, 20))] for low in (0, 8, 16)]
-
-
-@each_pool
-def test_c46_a_batch_that_is_one_already_comes_out_as_it_went_in(workers: dict[str, Any]) -> None:
-    with DataLoader(Gathering(batched=True), 8, collate_fn=lambda batch: 1 / 0, **workers) as loader:
-        found = list(loader)
-    assert [batch["indices"] for batch in found] == [list(range(8)), list(range(8, 16)), list(range(16, 20))]
-    assert [batch["call"].tolist() for batch in found] == [[8], [8], [4]]
+X, Y = np.arange(600, dtype=np.float32).reshape(100, 6), np.arange(100, dtype=np.int16)
+ages = {"ada": 36, "bob": 40, "cyd": 2}
+together = Gathering(lambda indices: agnoload.Batch({"indices": indices, "call": np.array([len(indices)])}))
+CASES: dict[str, tuple[dict[str, Any], list[Any]]] = {
+    "nothing": ({"dataset": [], "batch_size": 4, "shuffle": True}, []),
+    "a sampler": (
+        {"dataset": range(10), "batch_size": 2, "sampler": [7, 1, 7, 3, 0]},
+        [np.array([7, 1]), np.array([7, 3]), np.array([0])],
+    ),
+    "batches": (
+        {"dataset": range(10), "batch_sampler": [[3, 1], [2], (4, 5, 6)]},
+        [np.array([3, 1]), np.array([2]), np.array([4, 5, 6])],
+    ),
+    "names": ({"dataset": ages, "batch_sampler": [["bob", "ada"], ["cyd"]]}, [np.array([40, 36]), np.array([2])]),
+    "samples as they are": (
+        {"dataset": Mapped(unlike, 5), "batch_size": None},
+        [agnoload.default_convert(unlike(n)) for n in range(5)],
+    ),
+    "samples through a function": (
+        {"dataset": range(3), "batch_size": None, "collate_fn": lambda sample: ["got", sample]},
+        [["got", n] for n in range(3)],
+    ),
+    "whole requests": (
+        {"dataset": Gathering(lambda indices: [index * 10 for index in indices]), "batch_size": 8},
+        [np.arange(0, 80, 10), np.arange(80, 160, 10), np.arange(160, 200, 10)],
+    ),
+    "batches that are made": (
+        {"dataset": together, "batch_size": 8, "collate_fn": lambda batch: 1 / 0},
+        [{"indices": list(range(n, m)), "call": np.array([m - n])} for n, m in ((0, 8), (8, 16), (16, 20))],
+    ),
+    "rows": (
+        {"dataset": agnoload.ArrayDataset(x=X, y=Y), "batch_size": 32},
+        [{"x": X[n : n + 32], "y": Y[n : n + 32]} for n in range(0, 100, 32)],
+    ),
+    "what a collate_fn returns": (
+        {"dataset": Mapped(lambda i: np.full(3, i), 2), "batch_size": 2, "collate_fn": anything},
+        [anything([np.full(3, 0), np.full(3, 1)])],
+    ),
+    "dtypes": ({"dataset": Mapped(numbers, 3), "batch_size": 2}, [of_numbers(0, 1), of_numbers(2)]),
+    "structures": ({"dataset": Mapped(structure, 5), "batch_size": 3}, [of_structure(0, 1, 2), of_structure(3, 4)]),
+}  # fmt: skip
 
 
-@each_pool
-def test_getitems_must_give_one_sample_for_each_index(workers: dict[str, Any]) -> None:
-    class Short(Gathering):
-        def __getitems__(self, indices: list[int]) -> Any:
-            return indices[1:]
-
-    with DataLoader(Short(False), 8, **workers) as loader, pytest.raises(OptionError, match=r"8 indices.*got 7"):
-        list(loader)
-
-
-@each_pool
-def test_c46_rows_of_arrays_are_gathered(workers: dict[str, Any]) -> None:
-    x, y = np.arange(600, dtype=np.float32).reshape(100, 6), np.arange(100, dtype=np.int16)
-    with DataLoader(agnoload.ArrayDataset(x=x, y=y), 32, shuffle=True, seed=2, **workers) as loader:
-        batches = list(loader)
-    assert [batch["x"].shape for batch in batches] == [(32, 6)] * 3 + [(4, 6)]
-    assert all((batch["x"] == x[batch["y"]]).all() for batch in batches)
-    assert sorted(np.concatenate([batch["y"] for batch in batches]).tolist()) == list(range(100))
-    assert batches[0]["y"].dtype == np.int16
-
-
-# ------------------------------------------------------------------------------------------------ collate
-
-
-@dataclass
-class Scan:
-    voxels: Any
-    name: str
-
-
-@each_pool
-def test_a_collate_fn_may_return_anything(workers: dict[str, Any]) -> None:
-    class Local(list[Any]):
-        pass
-
-    def collate(samples: list[Any]) -> Any:
-        return Local([Scan(np.stack(samples), "two"), Pair(samples[0], len(samples)), {1, 2}, None])
-
-    with DataLoader(Mapped(lambda i: np.full(3, i)), 2, collate_fn=collate, **workers) as loader:
-        first = next(iter(loader))
-    assert type(first) is Local
-    assert (type(first[0]), first[0].voxels.tolist(), first[0].name) == (Scan, [[0, 0, 0], [1, 1, 1]], "two")
-    assert (type(first[1]), first[1].image.tolist(), first[1].label) == (Pair, [0, 0, 0], 2)
-    assert first[2:] == [{1, 2}, None]
-
-
-@each_pool
-def test_structures_keep_their_types(workers: dict[str, Any]) -> None:
-    def sample(index: int) -> Any:
-        return Pair(np.zeros((2, 2), ">f4"), {"scan": Scan(index, f"n{index}"), "t": (index, [2.5])})
-
-    with DataLoader(Mapped(sample), 3, **workers) as loader:
-        batch = next(iter(loader))
-    assert type(batch) is Pair
-    assert batch.image.shape == (3, 2, 2)
-    assert (type(batch.label["scan"]), batch.label["scan"].voxels.tolist()) == (Scan, [0, 1, 2])
-    assert batch.label["scan"].name == ["n0", "n1", "n2"]
-    assert (type(batch.label["t"]), batch.label["t"][1][0].tolist()) == (tuple, [2.5] * 3)
+@pytest.mark.parametrize("workers", ["inline", pytest.param("two", marks=pytest.mark.slow), "threads"])
+def test_batches_are_what_was_asked_for_whoever_loads_them(workers: str) -> None:
+    """C2, C3, C4, C46: values, dtypes, shapes, order and types of containers."""
+    agnoload.register_collate(Tenfold, tenfold)
+    try:
+        for name, (options, wanted) in CASES.items():
+            with DataLoader(**options, **WORKERS[workers]) as loader:
+                found = list(loader)
+                assert len(loader) == len(wanted), name
+            assert list(map(comparable, found)) == list(map(comparable, wanted)), name
+    finally:
+        agnoload.register_collate(Tenfold, None)
 
 
 def boxed(index: int) -> Any:
@@ -271,116 +225,72 @@ def boxed(index: int) -> Any:
 
 
 LACKING = [{"a": 1, "b": 2}, {"a": 3}]
-MISFITS: list[tuple[Any, list[int], tuple[str, ...]]] = [
-    (Mapped(boxed, 50), [17, 42], ("target.boxes", "17", "42", "(3,)", "(4,)", "ragged_collate")),
-    (Mapped(boxed, 50), [5, 6], ("field y", "5", "NoneType")),
-    (LACKING, [0, 1], ("'b'", "indices")),
-    (LACKING, [1, 0], ("'b'", "indices")),
+MISFITS: list[tuple[Any, list[int], type[Exception], tuple[str, ...]]] = [
+    (Mapped(boxed, 50), [17, 42], CollateError, ("target.boxes", "17", "42", "(3,)", "(4,)", "ragged_collate")),
+    (Mapped(boxed, 50), [5, 6], CollateError, ("field y", "5", "NoneType")),
+    (LACKING, [0, 1], CollateError, ("'b'", "indices")),
+    (LACKING, [1, 0], CollateError, ("'b'", "indices")),
+    ([[1, 2], [3]], [0, 1], CollateError, ("2", "1", "indices 0 and 1")),
+    (Gathering(lambda indices: indices[1:]), list(range(8)), OptionError, ("8 indices", "got 7")),
 ]
 
 
-@any_workers
-@pytest.mark.parametrize(("dataset", "batch", "words"), MISFITS, ids=["c01 shapes", "c01 None", "c03", "c03 reversed"])
-def test_samples_that_do_not_fit_are_named_by_field_and_index(
-    workers: dict[str, Any], dataset: Any, batch: list[int], words: tuple[str, ...]
-) -> None:
-    loader = DataLoader(dataset, batch_sampler=[batch], **workers)
-    with loader, pytest.raises(CollateError) as caught:
-        list(loader)
-    text = "\n".join([str(caught.value), *caught.value.__notes__])
-    assert [word for word in words if word not in text] == []
-
-
-def numbers(index: int) -> Any:
-    return {"f": np.float32(1.5), "i": np.int16(7), "b": True, "n": 3, "d": 2.5, "c03": [index, 5]}
-
-
-@any_workers
-def test_c02_dtypes_are_those_of_numpy_and_lists_are_batched_by_position(workers: dict[str, Any]) -> None:
-    with DataLoader(Mapped(numbers), 2, **workers) as loader:
-        batch = next(iter(loader))
-    columns = batch.pop("c03")
-    assert [column.tolist() for column in columns] == [[0, 1], [5, 5]]
-    assert {key: (str(value.dtype), value.tolist()) for key, value in batch.items()} == {
-        "f": ("float32", [1.5] * 2), "i": ("int16", [7] * 2), "b": ("bool", [True] * 2), "n": ("int64", [3] * 2),
-        "d": ("float64", [2.5] * 2),
-    }  # fmt: skip
-
-
-@each_pool
-def test_c02_a_registered_type_is_batched_its_own_way_in_workers_too(workers: dict[str, Any]) -> None:
-    def to_float32(batch: list[float], *, collate_fn_map: Any = None) -> Any:
-        return np.array(batch, np.float32)
-
-    agnoload.register_collate(float, to_float32)
-    try:
-        with DataLoader(Mapped(numbers), 2, **workers) as loader:
-            batch = next(iter(loader))
-    finally:
-        agnoload.register_collate(float, None)
-    assert (batch["d"].dtype, batch["d"].tolist()) == (np.float32, [2.5, 2.5])
-    assert batch["n"].dtype == np.int64
+@pytest.mark.parametrize("workers", ["inline", pytest.param("two", marks=pytest.mark.slow), "threads"])
+def test_samples_that_do_not_fit_are_named_by_field_and_index(workers: str) -> None:
+    """C1, C3."""
+    for dataset, batch, error, words in MISFITS:
+        loader = DataLoader(dataset, batch_sampler=[batch], **WORKERS[workers])
+        with loader, pytest.raises(error) as caught:
+            list(loader)
+        text = "\n".join([str(caught.value), *caught.value.__notes__])
+        assert [word for word in words if word not in text] == []
 
 
 # ------------------------------------------------------------------------------------------------ who loads
 
 
-def info_of(index: int) -> Any:
+def who(index: int) -> Any:
+    info: Any = get_worker_info()
+    return [info.id, info.num_workers, info.seed, info.epoch, len(info.dataset), os.getpid(), index]
+
+
+def prepare(folder: Any, count: int, worker: int) -> None:
+    """Wait until all workers are there, so that each gets some of the samples."""
     info = get_worker_info()
-    if info is None:
-        return [-1, 0, 0, 0, 0]
-    return [info.id, info.num_workers, info.seed, info.epoch, len(info.dataset)]
+    assert info is not None
+    (folder / f"{worker}-{info.id}").touch()
+    deadline = time.monotonic() + 30
+    while len(list(folder.iterdir())) < count and time.monotonic() < deadline:
+        time.sleep(0.001)
 
 
-@pytest.mark.slow
-@any_workers
-def test_workers_know_who_they_are(workers: dict[str, Any]) -> None:
-    with DataLoader(Mapped(info_of), 2, seed=11, **workers) as loader:
+@pytest.mark.parametrize("workers", ["one", pytest.param("three", marks=pytest.mark.slow), "threads"])
+def test_workers_know_who_they_are_and_worker_init_fn_runs_once_in_each(workers: str, tmp_path: Any) -> None:
+    options = WORKERS[workers]
+    count = options["num_workers"]
+    options = {**options, "worker_init_fn": partial(prepare, tmp_path, count), "persistent_workers": True}
+    with DataLoader(Mapped(who), None, seed=11, **options) as loader:
         for epoch in range(2):
-            for batch in loader:
-                ids, counts, seeds, epochs, lengths = (column.tolist() for column in batch)
-                if workers["num_workers"] == 0:
-                    assert ids == [-1, -1]
-                else:
-                    assert set(ids) <= set(range(workers["num_workers"]))
-                    assert (counts, seeds) == ([workers["num_workers"]] * 2, [11] * 2)
-                    assert (epochs, lengths) == ([epoch] * 2, [10] * 2)
+            rows = list(loader)
+            assert [row[-1] for row in rows] == list(range(10))
+            assert {row[0] for row in rows} <= set(range(count))
+            assert {tuple(row[1:5]) for row in rows} == {(count, 11, epoch, 10)}
+            assert (os.getpid() in {row[5] for row in rows}) == (workers == "threads")
+    assert {path.name for path in tmp_path.iterdir()} == {f"{worker}-{worker}" for worker in range(count)}
     assert get_worker_info() is None
-
-
-@pytest.mark.parametrize("workers", WORKERS[1:4], ids=str)
-def test_worker_init_fn_runs_once_in_each_worker_before_its_samples(workers: dict[str, Any], tmp_path: Any) -> None:
-    def prepare(worker: int) -> None:
-        info = get_worker_info()
-        info.dataset.function = lambda index: (worker, os.getpid(), index)
-        (tmp_path / f"{worker}-{os.getpid()}").touch()
-        deadline = time.monotonic() + 30
-        while len(list(tmp_path.iterdir())) < workers["num_workers"] and time.monotonic() < deadline:
-            time.sleep(0.001)
-
-    with DataLoader(Mapped(None), 1, worker_init_fn=prepare, **workers) as loader:
-        rows = [tuple(int(field[0]) for field in batch) for batch in loader]
-    assert [index for _, _, index in rows] == list(range(10))
-    files = {path.name for path in tmp_path.iterdir()}
-    assert {f"{worker}-{pid}" for worker, pid, _ in rows} <= files
-    assert len(files) == workers["num_workers"]
 
 
 def test_worker_init_fn_is_not_called_without_workers() -> None:
     assert len(list(DataLoader(range(3), worker_init_fn=lambda worker: 1 / 0))) == 3
 
 
-def test_two_iterators_over_one_loader_are_independent() -> None:
-    with DataLoader(range(6), 2, num_workers=2) as loader:
+def test_iterators_and_loaders_in_one_program_are_independent() -> None:
+    """C30."""
+    with DataLoader(range(6), 2, num_workers=1) as loader, DataLoader(range(100, 120), 2, num_workers=1) as other:
         first, second = iter(loader), iter(loader)
         assert next(first).tolist() == [0, 1]
-        assert [batch.tolist() for batch in second] == [[0, 1], [2, 3], [4, 5]]
-        assert [batch.tolist() for batch in first] == [[2, 3], [4, 5]]
-
-
-def test_c30_two_loaders_in_one_program_do_not_disturb_each_other() -> None:
-    with DataLoader(range(20), 2, num_workers=2) as first, DataLoader(range(100, 120), 2, num_workers=2) as second:
-        pairs = [(a.tolist(), b.tolist()) for a, b in zip(first, second, strict=True)]
-        first.close()
-        assert pairs == [([at, at + 1], [100 + at, 101 + at]) for at in range(0, 20, 2)]
-        assert [batch.tolist() for batch in second][-1] == [118, 119]
+        pairs = [(a.tolist(), b.tolist()) for a, b in zip(second, other, strict=False)]
+        assert pairs == [([at, at + 1], [100 + at, 101 + at]) for at in range(0, 6, 2)]
+        assert lists(first) == [[2, 3], [4, 5]]
+        loader.close()
+        assert lists(other)[-1] == [118, 119]

@@ -18,11 +18,6 @@ from agnoload import DataLoader
 from agnoload.errors import AgnoloadWarning
 
 MIB = 1 << 20
-METHODS = [
-    "forkserver",
-    pytest.param("spawn", marks=pytest.mark.slow),
-    pytest.param("fork", marks=pytest.mark.slow),
-]
 
 
 class Filled:
@@ -38,11 +33,11 @@ class Filled:
         return np.full(self.shape, index, self.dtype)
 
 
-def run(code: str, *prefix: str) -> str:
+def run(code: str, *prefix: str, timeout: float = 120) -> str:
     """A program of its own, warnings as errors; gives what it prints."""
     program = textwrap.dedent(code)
     command = [*prefix, sys.executable, "-W", "error", "-"]
-    done = subprocess.run(command, input=program, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(command, input=program, capture_output=True, text=True, check=False, timeout=timeout)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     return done.stdout.strip()
 
@@ -50,58 +45,20 @@ def run(code: str, *prefix: str) -> str:
 # ------------------------------------------------------------------------------------------------ kept batches
 
 
-def halves(batch: Any) -> Any:
-    return batch[:, 10:20]
-
-
-def through_numpy_dlpack(batch: Any) -> Any:
-    return np.from_dlpack(batch)
-
-
-def as_torch(batch: Any) -> Any:
-    return pytest.importorskip("torch").from_numpy(batch)
-
-
-def as_torch_dlpack(batch: Any) -> Any:
-    return pytest.importorskip("torch").from_dlpack(batch)
-
-
-KEEP = {
-    "batch": lambda batch: batch,
-    "slice": halves,
-    "memoryview": memoryview,
-    "torch": as_torch,
-    "dlpack": through_numpy_dlpack,
-    "torch dlpack": as_torch_dlpack,
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("keep", KEEP)
-def test_c05_kept_batches_never_change_and_their_slots_come_free(keep: str) -> None:
-    with DataLoader(Filled(200), num_workers=2) as loader:
+def test_kept_batches_never_change_and_their_slots_come_free() -> None:
+    """C5: what frameworks keep is with their tests."""
+    with DataLoader(Filled(60), num_workers=2) as loader:
         iterator = iter(loader)
-        kept = []
-        arena: Any = None
+        kept: list[Any] = []
         for batch in iterator:
-            kept.append(KEEP[keep](batch))
-            arena = arena or iterator._pool.arena  # type: ignore[attr-defined]
+            kept.append((batch, batch[:, 10:20], memoryview(batch))[len(kept) % 3])
+        arena: Any = iterator._pool.arena  # type: ignore[attr-defined]
         assert all((np.asarray(value) == number).all() for number, value in enumerate(kept))
-        assert arena.lent == 200
+        assert arena.lent == 60
         del batch
         kept.clear()
         gc.collect()
         assert arena.lent == 0
-
-
-@pytest.mark.parametrize("backend", ["torch", "jax"])
-def test_c05_kept_batches_of_a_backend_never_change(backend: str) -> None:
-    pytest.importorskip(backend)
-    with DataLoader(Filled(200), num_workers=2, backend=backend) as loader:
-        kept = list(loader)
-        changed = [number for number, value in enumerate(kept) if not (np.asarray(value) == number).all()]
-        assert changed == []
-        assert type(kept[0]).__module__.partition(".")[0] in (backend, "jaxlib")
 
 
 def test_a_batch_may_be_written_to_and_stays_as_it_was_written() -> None:
@@ -134,7 +91,7 @@ import numpy as np
 import agnoload
 
 class Data:
-    def __len__(self): return {count}
+    def __len__(self): return 70_000
     def __getitem__(self, index): return np.full(4, index, np.int32)
 
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
@@ -145,18 +102,15 @@ with agnoload.DataLoader(Data(), 1, num_workers=2) as loader:
         kept.append(batch)
         if len(kept) % 500 == 1:
             most = max(most, len(os.listdir("/proc/self/fd")))
-print(len(kept), all((batch == number).all() for number, batch in enumerate(kept)), most - before)
+        if len(kept) in (10_000, 70_000):
+            print(all((batch == number).all() for number, batch in enumerate(kept)), most - before <= 20)
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "count", [3000, pytest.param(10_000, marks=pytest.mark.slow), pytest.param(70_000, marks=pytest.mark.slow)]
-)
-def test_c28_any_number_of_batches_can_be_kept_with_few_descriptors(count: int) -> None:
-    found, right, descriptors = run(KEPT.format(count=count)).split()
-    assert (int(found), right) == (count, "True")
-    assert int(descriptors) <= 20
+def test_any_number_of_batches_can_be_kept_with_few_descriptors() -> None:
+    """C28."""
+    assert run(KEPT, timeout=600) == "True True\nTrue True"
 
 
 # ------------------------------------------------------------------------------------------------ /dev/shm
@@ -183,10 +137,9 @@ with agnoload.DataLoader(Data(), 1, num_workers=2) as loader:
 
 @pytest.mark.slow
 @pytest.mark.root
-@pytest.mark.parametrize(
-    ("size", "mebibytes"), [(1, 8), (64, 80), pytest.param(64, 100, marks=pytest.mark.slow)], ids=str
-)
-def test_c27_a_small_shared_memory_file_system_does_not_matter(size: int, mebibytes: int) -> None:
+@pytest.mark.parametrize(("size", "mebibytes"), [(1, 8), (64, 100)], ids=str)
+def test_a_small_shared_memory_file_system_does_not_matter(size: int, mebibytes: int) -> None:
+    """C27."""
     if os.geteuid() != 0:
         pytest.skip("mounting needs root")
     if subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False, timeout=120).returncode:
@@ -220,8 +173,10 @@ def look() -> Any:
     return Look()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
-def test_c29_a_worker_carries_no_framework_and_takes_little_memory(method: str) -> None:
+def test_a_worker_carries_no_framework_and_takes_little_memory(method: str) -> None:
+    """C29."""
     pytest.importorskip("torch")
     pytest.importorskip("jax")
     with DataLoader(look(), batch_size=None, num_workers=2, multiprocessing_context=method) as loader:
@@ -232,7 +187,8 @@ def test_c29_a_worker_carries_no_framework_and_takes_little_memory(method: str) 
 
 
 @pytest.mark.slow
-def test_c04_large_batches_of_a_numpy_collate_fn_come_unchanged_and_without_a_framework() -> None:
+def test_large_batches_of_a_numpy_collate_fn_come_unchanged_and_without_a_framework() -> None:
+    """C4."""
     code = """
         import sys
         import numpy as np, agnoload
@@ -273,21 +229,18 @@ def growth(texts: Any, method: str) -> int:
     return max(gains)
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_c26_a_packed_list_does_not_grow_in_workers(method: str) -> None:
-    count = 1_000_000 if method != "forkserver" else 200_000
-    texts = agnoload.PackedList(f"sentence number {number:09} of a corpus" for number in range(count))
-    assert growth(texts, method) <= 5 * MIB
-
-
 @pytest.mark.slow
-def test_c26_a_million_strings_do_not_grow_in_workers() -> None:
+def test_a_packed_list_does_not_grow_in_workers() -> None:
+    """C26."""
     texts = agnoload.PackedList(f"sentence number {number:09} of a corpus" for number in range(1_000_000))
-    assert growth(texts, "forkserver") <= 5 * MIB
+    for method in ("forkserver", "spawn", "fork"):
+        assert growth(texts, method) <= 5 * MIB, method
 
 
 @pytest.mark.slow
-def test_c26_a_million_strings_in_a_list_reach_two_workers_with_one_warning() -> None:
+def test_a_million_strings_in_a_list_reach_two_workers_with_one_warning() -> None:
+    """C26."""
+
     class Texts:
         def __init__(self) -> None:
             self.lines = [f"line {number}" for number in range(1_000_000)]
@@ -328,10 +281,9 @@ class Heavy:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("workers", "mebibytes"), [(4, 64), pytest.param(8, 150, marks=pytest.mark.slow)], ids=["4", "8"]
-)
-def test_c39_an_array_is_packed_once_and_shared_by_all_workers(workers: int, mebibytes: int) -> None:
+def test_an_array_is_packed_once_and_shared_by_all_workers() -> None:
+    """C39."""
+    workers, mebibytes = 8, 100
     Heavy.packed = 0
     with DataLoader(Heavy(mebibytes * MIB), batch_size=None, num_workers=workers) as loader:
         found = list(loader)
@@ -365,19 +317,16 @@ def test_a_worker_s_write_to_the_dataset_is_its_own() -> None:
 # ------------------------------------------------------------------------------------------------ many small arrays
 
 
-def many(index: int) -> Any:
-    return {f"field{number}": np.float32(index) for number in range(100)}
-
-
 class Many:
     def __len__(self) -> int:
         return 320
 
     def __getitem__(self, index: int) -> Any:
-        return many(index)
+        return {f"field{number}": np.float32(index) for number in range(100)}
 
 
-def test_c48_many_small_fields_cost_no_descriptors() -> None:
+def test_many_small_fields_cost_no_descriptors() -> None:
+    """C48."""
     with DataLoader(Many(), 32, num_workers=2) as loader:
         seen = set()
         kept = []

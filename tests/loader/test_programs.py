@@ -62,7 +62,8 @@ def execute(command: list[str], **options: Any) -> str:
 
 
 @pytest.mark.parametrize(("way", "method"), [("file", "forkserver"), ("stdin", "spawn")])
-def test_c36_a_program_without_a_guard_runs_once(method: str, way: str, tmp_path: Path) -> None:
+def test_a_program_without_a_guard_runs_once(method: str, way: str, tmp_path: Path) -> None:
+    """C36."""
     marks, script = tmp_path / "marks", tmp_path / "program.py"
     text = SCRIPT.format(marks=str(marks), method=method)
     script.write_text(text)
@@ -71,36 +72,33 @@ def test_c36_a_program_without_a_guard_runs_once(method: str, way: str, tmp_path
     assert marks.read_text() == "run\n"
 
 
-def test_a_helper_beside_the_script_is_found_by_workers(tmp_path: Path) -> None:
+AROUND = """
+import dataclasses, os, sys
+import agnoload, mine
+
+os.chdir("/")
+os.environ["SET_LATE"] = "yes"
+
+@dataclasses.dataclass(slots=True)
+class Sample:
+    seen: object
+
+class Data(mine.Data):
+    def __getitem__(self, index):
+        return Sample([super().__getitem__(index), sys.argv[1], os.getcwd(), os.environ["SET_LATE"]])
+
+for workers in (0, 1):
+    loader = agnoload.DataLoader(Data(range(2)), None, num_workers=workers, collate_fn=lambda sample: sample)
+    print([(type(sample) is Sample, hasattr(sample, "__dict__"), sample.seen) for sample in loader])
+"""
+
+
+def test_workers_have_helpers_arguments_directory_environment_and_classes_of_the_program(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("class Data(list):\n    pass\n")
     script = tmp_path / "program.py"
-    script.write_text(
-        "import agnoload, mine\n"
-        "print([b.tolist() for b in agnoload.DataLoader(mine.Data(range(4)), 2, num_workers=2)])\n"
-    )
-    assert execute([str(script)]) == "[[0, 1], [2, 3]]\n"
-
-
-def test_workers_see_arguments_directory_and_environment_of_the_program(tmp_path: Path) -> None:
-    script = tmp_path / "program.py"
-    script.write_text(
-        "import os, sys, agnoload\n"
-        "os.chdir('/'); os.environ['SET_LATE'] = 'yes'\n"
-        "class Data:\n"
-        "    def __len__(self): return 1\n"
-        "    def __getitem__(self, index): return [sys.argv[1], os.getcwd(), os.environ['SET_LATE']]\n"
-        "print(*agnoload.DataLoader(Data(), batch_size=None, num_workers=1))\n"
-    )
-    assert execute([str(script), "argument"]) == "['argument', '/', 'yes']\n"
-
-
-def test_a_numpy_loop_with_workers_imports_no_framework() -> None:
-    program = (
-        "import agnoload, sys\n"
-        "batches = [b.tolist() for b in agnoload.DataLoader(range(4), 2, num_workers=2)]\n"
-        "print(batches, {'torch', 'jax', 'cupy'} & set(sys.modules))\n"
-    )
-    assert execute(["-c", program]) == "[[0, 1], [2, 3]] set()\n"
+    script.write_text(AROUND)
+    seen = [(True, False, [index, "argument", "/", "yes"]) for index in range(2)]
+    assert execute([str(script), "argument"]) == f"{seen}\n" * 2
 
 
 @pytest.mark.parametrize("ending", ["pass", "sys.exit(0)", "del loader, batches"])
@@ -112,32 +110,3 @@ def test_a_program_ends_quietly_with_an_iterator_under_way(ending: str) -> None:
         "print(next(batches))\n" + ending
     )
     assert execute(["-c", program]) == "[0 1]\n"
-
-
-SLOTS = """
-import dataclasses
-
-import agnoload
-
-
-@dataclasses.dataclass(slots=True)
-class Sample:
-    number: int
-
-
-class Data(agnoload.Dataset):
-    def __len__(self):
-        return 3
-
-    def __getitem__(self, index):
-        return Sample(index)
-
-
-for workers in (0, 1):
-    loader = agnoload.DataLoader(Data(), None, num_workers=workers, collate_fn=lambda sample: sample)
-    print([(type(sample) is Sample, hasattr(sample, "__dict__"), sample.number) for sample in loader])
-"""
-
-
-def test_objects_with_slots_of_a_program_come_back_from_workers() -> None:
-    assert execute(["-"], input=SLOTS) == "[(True, False, 0), (True, False, 1), (True, False, 2)]\n" * 2

@@ -53,7 +53,7 @@ def reply(number: int, worker: int, started: float, finished: float, **more: Any
 
 @pytest.mark.slow
 def test_c59_an_idle_loop_learns_that_it_waits_and_what_to_do() -> None:
-    with agnoload.DataLoader(Waiting(300, 0.01), 10, num_workers=2) as loader:
+    with agnoload.DataLoader(Waiting(300, 0.01), 10, num_workers=2, worker_type="thread") as loader:
         for _ in loader:
             pass
         stats = loader.stats()
@@ -67,7 +67,7 @@ def test_c59_an_idle_loop_learns_that_it_waits_and_what_to_do() -> None:
 
 @pytest.mark.slow
 def test_c59_the_verdict_does_not_blame_the_loader_for_a_loop_that_works() -> None:
-    with agnoload.DataLoader(Waiting(300), 10, num_workers=2) as loader:
+    with agnoload.DataLoader(Waiting(300), 10, num_workers=2, worker_type="thread") as loader:
         for _ in loader:
             time.sleep(0.05)  # the user's own work
         stats = loader.stats()

@@ -1,4 +1,4 @@
-"""One of every sampler."""
+"""One of every sampler of this library."""
 
 from __future__ import annotations
 
@@ -46,15 +46,13 @@ BATCH_SAMPLERS: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.fixture(params=SAMPLERS.values(), ids=SAMPLERS.keys())
-def make_sampler(request: pytest.FixtureRequest) -> Callable[[], Any]:
-    """Makes a sampler over 26 items, of each kind."""
-    made: Callable[[], Any] = request.param
-    return made
+@pytest.fixture(scope="session")
+def samplers() -> dict[str, Callable[[], Any]]:
+    """By name, what makes a sampler of 26 items."""
+    return SAMPLERS
 
 
-@pytest.fixture(params=BATCH_SAMPLERS.values(), ids=BATCH_SAMPLERS.keys())
-def make_batch_sampler(request: pytest.FixtureRequest) -> Callable[[], Any]:
-    """Makes a batch sampler over 26 items, of each kind."""
-    made: Callable[[], Any] = request.param
-    return made
+@pytest.fixture(scope="session")
+def batch_samplers() -> dict[str, Callable[[], Any]]:
+    """By name, what makes a batch sampler of 26 items."""
+    return BATCH_SAMPLERS

@@ -144,9 +144,9 @@ def test_what_has_ended_holds_nothing_though_its_reader_stays():
     opened = set()
     with seeding.use(seeding.SampleContext(seeding.Rewinder())):
         reader = StreamReader(Mixture([Open("a", opened), range(3)], [1, 1]), begin=lambda *key: None)
-        assert len(reader.read(0, size=2).samples) == 2
+        assert len(reader.read(0, size=2)[0]) == 2
         assert opened == {"a"}
-        assert reader.read(1, size=100).report.end
+        assert reader.read(1, size=100)[2].end
     assert opened == set()
 
 
