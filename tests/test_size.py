@@ -20,7 +20,7 @@ BUDGETS = {
     "fetching": 1190,
     "monitoring": 720,
     "planning": 1560,
-    "pools": 2570,
+    "pools": 2560,
     "samplers": 1785,
     "streams": 2240,
     "testing": 1000,
