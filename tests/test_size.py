@@ -13,17 +13,17 @@ from pathlib import Path
 CORE = Path(__file__).parents[1] / "agnoload"
 
 BUDGETS = {
-    "top": 3160,
+    "top": 3070,
     "backend": 452,
     "batching": 1471,
     "datasets": 1025,
     "fetching": 1190,
-    "monitoring": 720,
+    "monitoring": 715,
     "planning": 1560,
     "pools": 2560,
     "samplers": 1785,
-    "streams": 2240,
-    "testing": 1000,
+    "streams": 2210,
+    "testing": 925,
     "transport": 1770,
 }
 """Lines of each package, docstrings and blank lines too; `top` are the files beside the packages."""
@@ -46,7 +46,7 @@ PUBLIC_RECORDS = {"options.Options", "monitoring.stats.Stats"}
 """Frozen records of values that a user gives or reads: they may have as many fields as there are values."""
 
 TO_SHRINK = {
-    "functions per 1,000 lines": 79,
+    "functions per 1,000 lines": 71,
 }
 """Files, classes and functions beyond a limit, with their size. A size may only be lowered, and an entry that is
 within its limit goes."""

@@ -89,7 +89,8 @@ class WeightedRandomSampler(SeededSampler[int]):
         def draw(rng: np.random.Generator, picked: slice) -> IndexArray:
             # At most (1 - 2**-53) * total, which no rounding takes up to the total, so the search ends before the end.
             targets = rng.random(DRAWS)[picked] * total
-            return np.searchsorted(running, targets, side="right").astype(np.int64, copy=False)
+            found: IndexArray = np.searchsorted(running, targets, side="right").astype(np.int64, copy=False)
+            return found
 
         return draws(self.num_samples, seed, epoch, draw)
 
