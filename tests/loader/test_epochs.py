@@ -107,7 +107,7 @@ def test_threads_load_no_more_ahead_either_and_without_workers_nothing_is(tmp_pa
         iterator = iter(loader)
         next(iterator)
         pool, window = iterator._pool._pool, iterator._supply._window  # type: ignore[attr-defined]
-        wait_until(lambda: pool._replies.qsize() + len(window) - window.waiting == 4)
+        wait_until(lambda: pool._replies.qsize() + len(window._arrived) == 4)
         assert calls.stat().st_size == 5
     calls.unlink()
     iterator = iter(DataLoader(Counted(calls, 10), 4))
