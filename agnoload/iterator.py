@@ -252,7 +252,7 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
         self._put = partial(backend.place, device=device) if device is not None else None
         self._due: deque[Due] = deque()
         self._pool = pool
-        self._turn = threading.RLock()
+        self._turn = threading.RLock()  # re-entrant: a signal handler that asks for a batch must not wait for itself
         self._busy = False
         self._over: str | None = None
         """Why it gives no more, once it does not: empty at the natural end."""
@@ -330,7 +330,7 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
         if self._over is None:
             self._over = why
             self.progress.over = True
-            self._due = deque()
+            self._due = deque()  # a new one: another thread may be working on the batches of the old one
             self._finalizer.detach()
             self._give_back(self._busy)
 

@@ -166,14 +166,15 @@ class DataLoader(Generic[BatchT]):
         self._worker_seed: int | None = None
         self._epochs = EpochCounter(planner.user_sampler, options.seed, generator, 0 if planner.is_split else None)
         self._restored: Plan | None = None
+        # Weak: an iterator that the user drops ends its workers then, not when the loader goes.
         self._iterators: weakref.WeakValueDictionary[int, LoaderIterator[Any]] = weakref.WeakValueDictionary()
-        self._starting = threading.RLock()
+        self._starting = threading.RLock()  # re-entrant: a signal handler may iterate the loader, too
         self._closings = 0
         self._recorder = Recorder()
         self._journal = WorkerLogRelay()
         ahead = PLACED_AHEAD if self._device is not None else 0
         self._keeper = PoolKeeper(options, options.backend, ahead, self._journal.replay, self._say)
-        weakref.finalize(self, self._keeper.kept.end)
+        weakref.finalize(self, self._keeper.kept.end)  # `kept` knows no loader: else none would be collected
 
     dataset = Option[Any]("The dataset.")
     batch_size = Option[int | None]("Samples a batch; None with a batch sampler or without batches.", "cut_size")
@@ -288,7 +289,7 @@ class DataLoader(Generic[BatchT]):
                 if self._closings == closings:
                     raise
                 raise LoaderClosed("the loader was closed while its workers were started") from error
-            if self._closings != closings:
+            if self._closings != closings:  # another thread, or a signal handler, has called `close` meanwhile
                 iterator.close()
                 raise LoaderClosed("the loader was closed while its workers were started")
             return iterator
@@ -380,8 +381,7 @@ class DataLoader(Generic[BatchT]):
         workers, preload = self.num_workers, self._keeper.preload
         choice = "as asked for" if self._choice is None else f"auto: {self._choice.reason}"
         cores, caches = usable_cores(local_world_size()), find_caches(self._options.dataset)
-        stats = self._recorder.stats(workers, choice, cores, caches)
-        return replace(stats, imported_apart=() if preload is None else tuple(sorted(preload.left_out)))
+        return self._recorder.stats(workers, choice, cores, caches, [] if preload is None else preload.left_out)
 
     def trace(self, path: str | os.PathLike[str]) -> AbstractContextManager[None]:
         """While the context is open, keep a timeline; at its end, write it for Perfetto and chrome://tracing.

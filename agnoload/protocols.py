@@ -5,6 +5,7 @@ Each one is small enough to fake in a test; `agnoload.testing` has the fakes.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -57,6 +58,15 @@ class ClosableFetch(Fetch, Protocol):
 
     def close(self) -> None:
         """Called at the end, in the thread or process that answers."""
+
+
+class WorkerFetch(ClosableFetch, Protocol):
+    """What a worker runs. It learns once, before its first request, which worker it serves."""
+
+    def begin(self, worker: int) -> None: ...
+
+    def parts(self) -> Mapping[str, Any]:
+        """The user's objects in it, by the names that an error uses."""
 
 
 @runtime_checkable

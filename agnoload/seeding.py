@@ -166,6 +166,7 @@ class SampleContext:
         return self.rewinder.generator
 
 
+# One for each thread: worker threads load side by side, each its own sample.
 _context: ContextVar[SampleContext | None] = ContextVar("agnoload_sample", default=None)
 
 

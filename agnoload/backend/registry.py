@@ -132,27 +132,27 @@ class Loaded:
 
     def __init__(self, table: Sequence[Plugin]) -> None:
         self.table = tuple(table)
-        self._waiting = [plugin.framework for plugin in self.table]
-        self._backends: tuple[Backend, ...] = ()
+        # The backends, and the frameworks that are not imported yet: one value, so that no thread sees half a change.
+        self._known: tuple[tuple[Backend, ...], list[str]] = (), [plugin.framework for plugin in self.table]
         self._in_worker = False
         self._owners: dict[type, Backend] = {}
 
     def backends(self) -> tuple[Backend, ...]:
-        for framework in self._waiting:
+        known, waiting = self._known
+        for framework in waiting:
             if modules.get(framework) is not None:
-                self._look()
-                break
-        return self._backends
+                return self._look()
+        return known
 
-    def _look(self) -> None:
-        """Make all backends again; another thread may look at the same time, and either result is right."""
+    def _look(self) -> tuple[Backend, ...]:
+        """Make all backends again; another thread may do so at the same time, and what one misses is still waiting."""
         ready = [plugin for plugin in self.table if modules.get(plugin.framework) is not None]
         backends = tuple(attrgetter(plugin.attr)(import_module(plugin.module))() for plugin in ready)
         if self._in_worker:
             for backend in backends:
                 backend.enter_worker(framework_worker_info)
-        self._backends = backends
-        self._waiting = [plugin.framework for plugin in self.table if plugin not in ready]
+        self._known = backends, [plugin.framework for plugin in self.table if plugin not in ready]
+        return backends
 
     def enter_worker(self) -> None:
         """This process loads samples for a loader, or has threads that do: tell each backend, now or once created."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -181,7 +181,7 @@ class Recorder:
 
     def sums(self) -> Sums:
         """The totals up to now."""
-        given, self._given = self._given, []
+        given, self._given = self._given, []  # swapped first: an iterator in another thread may append
         work, self._work = self._work, []
         if work:
             workers, ends, started, finished = zip(*work, strict=True)
@@ -205,7 +205,9 @@ class Recorder:
         )
         return self._sums
 
-    def stats(self, workers: int, choice: str, cores: int, caches: Sequence[Any]) -> Stats:
+    def stats(
+        self, workers: int, choice: str, cores: int, caches: Sequence[Any], imported_apart: Iterable[str] = ()
+    ) -> Stats:
         """The account up to now."""
         sums = self.sums()
         p50, p95, p99 = np.percentile(self._waits if len(self._waits) else [0.0], (50, 95, 99)).tolist()
@@ -215,7 +217,7 @@ class Recorder:
             sums.batches, sums.samples, sums.nbytes, sums.seconds, sums.waited, sums.first, p50, p95, p99, tuple(busy),
             self._num_failed, tuple(self._failed), sum(cache.hits for cache in caches),
             sum(cache.misses for cache in caches), workers, choice,
-            verdict(sums, workers, cores, self._num_failed, self._renewed, once),
+            verdict(sums, workers, cores, self._num_failed, self._renewed, once), tuple(sorted(imported_apart)),
         )  # fmt: skip
 
     @contextmanager

@@ -23,4 +23,7 @@ How a batch travels through a pool of processes, and which file does what:
 The parent waits in one `poll`: for the pipe of replies, and for a descriptor of each worker that becomes readable when
 the worker ends. So nothing is polled by the clock. When a worker dies, the board says which request it had claimed;
 tickets that nobody has read are still in the pipe.
+
+Another kind of pool needs no more than `protocols` says: it is a `Pool`, and calls a `WorkerFetch` wherever its workers
+are, with a `Request` and the memory for its batch. `PoolKeeper.start` is the one place that chooses among the kinds.
 """

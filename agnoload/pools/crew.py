@@ -16,7 +16,7 @@ from agnoload.pools import diagnose
 from agnoload.pools.environment import handled_signals, parent_environment
 from agnoload.pools.launcher import ForkServer, Process, interrupts_held, start_process
 from agnoload.pools.preload import Preload, preload
-from agnoload.pools.worker import WorkerFetch
+from agnoload.protocols import WorkerFetch
 from agnoload.system import method_of
 from agnoload.transport.memory import sending
 from agnoload.transport.payload import Digest, digest, pack

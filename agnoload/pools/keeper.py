@@ -15,8 +15,7 @@ from agnoload.pools.inline import InlinePool
 from agnoload.pools.preload import Preload, release_server, start_server, use_server
 from agnoload.pools.processes import ProcessPool
 from agnoload.pools.threads import ThreadPool
-from agnoload.pools.worker import WorkerFetch
-from agnoload.protocols import Pool
+from agnoload.protocols import Pool, WorkerFetch
 
 MOST_UNDER_WAY = 2048
 """Batches under way at most: half of the slots of the shared memory; batches that the user keeps take others."""

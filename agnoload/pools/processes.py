@@ -35,7 +35,8 @@ from agnoload.pools.diagnose import check_process, corruption_report, death_repo
 from agnoload.pools.launcher import standard_streams
 from agnoload.pools.preload import Preload
 from agnoload.pools.status import Stage, WorkerStatusBoard
-from agnoload.pools.worker import WorkerFetch, check_reading
+from agnoload.pools.worker import check_reading
+from agnoload.protocols import WorkerFetch
 from agnoload.transport.arena import STRIDE, Arena, Fence, Slot
 from agnoload.transport.memory import Attach
 from agnoload.transport.remote_errors import restore

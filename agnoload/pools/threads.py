@@ -19,7 +19,8 @@ from agnoload.global_rng import GlobalRngMonitor
 from agnoload.messages import Reply, Request, describe_request
 from agnoload.pools import diagnose
 from agnoload.pools.diagnose import check_process
-from agnoload.pools.worker import WorkerFetch, end_copy
+from agnoload.pools.worker import end_copy
+from agnoload.protocols import WorkerFetch
 from agnoload.transport.buffer_pool import BatchBuffers, BufferPool
 
 

@@ -13,8 +13,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 from agnoload.errors import AgnoloadError
 from agnoload.inspect import Values, differing_values
@@ -39,22 +39,13 @@ from agnoload.pools.environment import (
     mute_signals,
 )
 from agnoload.pools.status import DUMP_SIGNAL, Stage, WorkerStatusBoard
-from agnoload.protocols import ClosableFetch
+from agnoload.protocols import WorkerFetch
 from agnoload.transport.arena import Slot, Slots
 from agnoload.transport.payload import Payload
 from agnoload.transport.remote_errors import describe
 from agnoload.transport.wire import encode
 
 _DEATH_SIGNAL, _NAME = 1, 15  # PR_SET_PDEATHSIG, PR_SET_NAME
-
-
-class WorkerFetch(ClosableFetch, Protocol):
-    """What a worker runs: a fetch that learns once, before its first request, which worker it serves."""
-
-    def begin(self, worker: int) -> None: ...
-
-    def parts(self) -> Mapping[str, Any]:
-        """The user's objects in it, by the names that an error uses."""
 
 
 def main(start: Start, extra: list[int], inherited: Any = None) -> None:

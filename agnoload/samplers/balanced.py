@@ -107,17 +107,9 @@ class BalancedBatchSampler(_ClassBatchSampler):
     _fixed = ("labels", *_options)
 
     def __init__(
-        self,
-        labels: Any,
-        batch_size: int,
-        alpha: float = 1.0,
-        kind: Literal["fixed", "random"] = "fixed",
-        num_batches: int | None = None,
-        min_per_class: int = 1,
-        *,
-        seed: int | None = None,
-        generator: Any = None,
-    ) -> None:
+        self, labels: Any, batch_size: int, alpha: float = 1.0, kind: Literal["fixed", "random"] = "fixed",
+        num_batches: int | None = None, min_per_class: int = 1, *, seed: int | None = None, generator: Any = None,
+    ) -> None:  # fmt: skip
         self.kind = word("kind", kind, ("fixed", "random"))
         self.alpha = number("alpha", alpha, 0, "a number from 0 to 1", 1)
         self.min_per_class = integer("min_per_class", min_per_class, 0, "a non-negative int")
@@ -188,15 +180,9 @@ class ClassUniformBatchSampler(_ClassBatchSampler):
     _first_in_order = False
 
     def __init__(
-        self,
-        labels: Any,
-        classes_per_batch: int,
-        samples_per_class: int,
-        *,
-        num_batches: int | None = None,
-        seed: int | None = None,
-        generator: Any = None,
-    ) -> None:
+        self, labels: Any, classes_per_batch: int, samples_per_class: int, *, num_batches: int | None = None,
+        seed: int | None = None, generator: Any = None,
+    ) -> None:  # fmt: skip
         self.classes_per_batch = positive("classes_per_batch", classes_per_batch)
         self.samples_per_class = positive("samples_per_class", samples_per_class)
         super().__init__(labels, self.classes_per_batch * self.samples_per_class, num_batches, seed, generator)
@@ -250,15 +236,9 @@ class CyclicClassBatchSampler(ClassUniformBatchSampler):
     _first_in_order = True
 
     def __init__(
-        self,
-        labels: Any,
-        classes_per_batch: int,
-        batch_size: int,
-        *,
-        num_batches: int | None = None,
-        seed: int | None = None,
-        generator: Any = None,
-    ) -> None:
+        self, labels: Any, classes_per_batch: int, batch_size: int, *, num_batches: int | None = None,
+        seed: int | None = None, generator: Any = None,
+    ) -> None:  # fmt: skip
         classes = positive("classes_per_batch", classes_per_batch)
         each, rest = divmod(positive("batch_size", batch_size), classes)
         if rest:

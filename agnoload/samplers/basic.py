@@ -60,14 +60,9 @@ class RandomSampler(SeededSampler[int]):
     _fixed = ("replacement",)
 
     def __init__(
-        self,
-        data_source: Sized,
-        replacement: bool = False,
-        num_samples: int | None = None,
-        generator: Any = None,
-        *,
+        self, data_source: Sized, replacement: bool = False, num_samples: int | None = None, generator: Any = None, *,
         seed: int | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(seed=seed, generator=generator)
         self.data_source = sized("data_source", data_source)
         self.replacement = flag("replacement", replacement)

@@ -47,19 +47,11 @@ class BucketBatchSampler(SeededSampler[list[int]]):
     _fixed = ("lengths", "batch_size", "max_tokens", "shuffle", "drop_last", "largest_first")
 
     def __init__(
-        self,
-        lengths: Any,
-        batch_size: int | None = None,
-        max_tokens: int | None = None,
-        buckets: int | Sequence[int] | None = None,
-        shuffle: bool = True,
-        drop_last: bool = False,
-        *,
-        largest_first: bool = False,
-        oversized: Literal["raise", "alone"] = "raise",
-        seed: int | None = None,
+        self, lengths: Any, batch_size: int | None = None, max_tokens: int | None = None,
+        buckets: int | Sequence[int] | None = None, shuffle: bool = True, drop_last: bool = False, *,
+        largest_first: bool = False, oversized: Literal["raise", "alone"] = "raise", seed: int | None = None,
         generator: Any = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(seed=seed, generator=generator)
         if batch_size is None and max_tokens is None:
             raise OptionError("batch_size or max_tokens must be given, got None for both")

@@ -102,12 +102,15 @@ class ShuffledCycles:
 
     def indices(self, start: int, stop: int) -> IndexArray:
         """The things at the places from `start` to before `stop` of the sequence."""
+        number, place = divmod(start, self.n)
+        if place + stop - start <= self.n:  # most of the calls, and there are as many in a batch as it has classes
+            return self._cycle(number).whole(place, place + stop - start, 1)
         parts = []
         while start < stop:
             number, place = divmod(start, self.n)
-            parts.append(self._cycle(number).indices(place, min(self.n, place + stop - start)))
+            parts.append(self._cycle(number).whole(place, min(self.n, place + stop - start), 1))
             start += len(parts[-1])
-        return np.concatenate(parts) if len(parts) > 1 else parts[0]
+        return np.concatenate(parts)
 
     def _cycle(self, number: int) -> Order:
         if self.n <= 2:  # two things that never come twice in a row can only alternate

@@ -40,15 +40,9 @@ class DistributedSampler(AroundSampler[Any]):
     _fixed = ("dataset", "shuffle")
 
     def __init__(
-        self,
-        dataset_or_sampler: Any,
-        num_replicas: int | None = None,
-        rank: int | None = None,
-        shuffle: bool = True,
-        seed: int | None = None,
-        drop_last: bool = False,
-        tail: Tail | None = None,
-    ) -> None:
+        self, dataset_or_sampler: Any, num_replicas: int | None = None, rank: int | None = None, shuffle: bool = True,
+        seed: int | None = None, drop_last: bool = False, tail: Tail | None = None,
+    ) -> None:  # fmt: skip
         if tail is not None:
             word("tail", tail, ("pad", "drop", "keep"), "None")
         if flag("drop_last", drop_last) and tail not in (None, "drop"):

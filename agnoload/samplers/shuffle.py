@@ -75,16 +75,9 @@ class Bijection:
 
 
 def shuffled(
-    n: int,
-    seed: int,
-    epoch: int,
-    purpose: Purpose = Purpose.ORDER,
-    position: int = 0,
-    rank: int = 0,
-    *,
-    array_below: int = ARRAY_BELOW,
-    rewinder: Rewinder | None = None,
-) -> Order:
+    n: int, seed: int, epoch: int, purpose: Purpose = Purpose.ORDER, position: int = 0, rank: int = 0, *,
+    array_below: int = ARRAY_BELOW, rewinder: Rewinder | None = None,
+) -> Order:  # fmt: skip
     """0, 1, ... n - 1 in a random order, any place at once; the key of the randomness is that of `seeding.generator`.
 
     From `array_below` items on no array is stored.

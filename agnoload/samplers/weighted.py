@@ -40,14 +40,9 @@ class WeightedRandomSampler(SeededSampler[int]):
     _fixed = ("num_samples", "replacement")
 
     def __init__(
-        self,
-        weights: Any,
-        num_samples: int,
-        replacement: bool = True,
-        generator: Any = None,
-        *,
+        self, weights: Any, num_samples: int, replacement: bool = True, generator: Any = None, *,
         seed: int | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(seed=seed, generator=generator)
         self.replacement = flag("replacement", replacement)
         self.num_samples = positive("num_samples", num_samples)
@@ -90,13 +85,12 @@ class WeightedRandomSampler(SeededSampler[int]):
         if not self.replacement:
             return from_array(successive(self._table, self.num_samples, seed, epoch))
         running, total = self._table, self._table[-1]
-        below = np.nextafter(total, 0.0)
 
         def draw(rng: np.random.Generator, picked: slice) -> IndexArray:
-            targets = rng.random(DRAWS)[picked]
-            targets *= total
-            np.minimum(targets, below, out=targets)  # a product may be rounded up to the total
-            return np.searchsorted(running, targets, side="right").astype(np.int64, copy=False)
+            # At most (1 - 2**-53) * total, which no rounding takes up to the total, so the search ends before the end.
+            targets = rng.random(DRAWS)[picked] * total
+            found: IndexArray = np.searchsorted(running, targets, side="right").astype(np.int64, copy=False)
+            return found
 
         return draws(self.num_samples, seed, epoch, draw)
 

@@ -189,8 +189,7 @@ class DerivedStream(OpenableStream[T_co], IterableDataset[T_co]):
 
     def __init__(self, source: Any, call: str) -> None:
         self.source = source
-        self._call = call
-        """How it was made of the source."""
+        self._call = call  # how it was made of the source
 
     def of(self, source: Any) -> Self:
         """The same, made of another stream, or of a shard."""
@@ -217,6 +216,8 @@ class DerivedStream(OpenableStream[T_co], IterableDataset[T_co]):
 
 
 class MappedStream(DerivedStream[R]):
+    """What `stream.map(function)` gives."""
+
     def __init__(self, source: Any, function: Callable[[Any], R]) -> None:
         super().__init__(source, f"map({name_of(function)})")
         self.function = _need_function(function, "map")
@@ -229,6 +230,8 @@ class MappedStream(DerivedStream[R]):
 
 
 class FilteredStream(DerivedStream[T_co]):
+    """What `stream.filter(function)` gives."""
+
     def __init__(self, source: Any, function: Callable[[Any], Any]) -> None:
         super().__init__(source, f"filter({name_of(function)})")
         self.function = _need_function(function, "filter")
@@ -237,6 +240,7 @@ class FilteredStream(DerivedStream[T_co]):
         raise TypeError("a filtered stream has no length: it is not known before the stream was read")
 
     def open(self, options: OpenOptions) -> StreamIterator:
+        # Not `direct`: samples are left out, so their places in the source are not those that the loader counts.
         return FilterIterator(open_stream(self.source, options._replace(direct=False)), self.function)
 
 
@@ -247,14 +251,16 @@ def _need_function(function: Callable[[Any], R], name: str) -> Callable[[Any], R
 
 
 class ShuffledStream(DerivedStream[T_co]):
-    keeps_place = False
+    """What `stream.shuffle(buffer_size)` gives."""
+
+    keeps_place = False  # its state would be the whole buffer
 
     def __init__(self, source: Any, buffer_size: int, seed: int | None = None) -> None:
         super().__init__(source, f"shuffle({buffer_size}{'' if seed is None else f', seed={seed}'})")
         self.buffer_size = positive("buffer_size of shuffle", buffer_size)
         self.seed = None if seed is None else check_seed(seed)
         self._number = 0  # or 1 more than the shard that this is: part of the key
-        self._own_seed: int | None = None
+        self._own_seed = draw_seed()  # where no loader reads it: all its shards must agree on one
 
     def shard(self, number: int) -> Iterable[T_co]:
         number = self._source_shard(number)
@@ -268,9 +274,7 @@ class ShuffledStream(DerivedStream[T_co]):
     def _source_shard(self, number: int) -> int:
         if self.buffer_size == 1:
             return number
-        own = self.seed
-        if own is None and seeding.current() is None:  # no loader reads it, but all its shards must agree on one
-            own = self._own_seed = draw_seed() if self._own_seed is None else self._own_seed
+        own = self._own_seed if self.seed is None and seeding.current() is None else self.seed
         seed, epoch = seed_and_epoch(own)
         return int(generator(seed, epoch, Purpose.SHARDS).permutation(self.num_shards)[number])
 
@@ -281,7 +285,7 @@ class ShuffledStream(DerivedStream[T_co]):
 
 
 class HeadStream(DerivedStream[T_co]):
-    """The first `count` samples of a stream."""
+    """What `stream.take(count)` gives."""
 
     def __init__(self, source: Any, count: int) -> None:
         super().__init__(source, f"take({count})")
@@ -326,6 +330,8 @@ class GroupedStream(DerivedStream[T_co]):
 
 
 class BatchedStream(GroupedStream[list[T_co]]):
+    """What `stream.batch(size)` gives."""
+
     def __init__(self, source: Any, size: int) -> None:
         self.size = positive("the size of batch", size)
         super().__init__(source, f"batch({size})", partial(BatchIterator, self.size))
@@ -344,6 +350,8 @@ class BatchedStream(GroupedStream[list[T_co]]):
 
 
 class PackedStream(GroupedStream[dict[str, npt.NDArray[Any]]]):
+    """What `stream.pack(length)` gives."""
+
     def __init__(self, source: Any, length: int, key: Any, value: int) -> None:
         length = positive("the length of pack", length)
         value = integer("value of pack", value, -(1 << 63), "the token id of padding, an int")
@@ -354,6 +362,8 @@ class PackedStream(GroupedStream[dict[str, npt.NDArray[Any]]]):
 
 
 class RankStream(DerivedStream[T_co]):
+    """What `stream.split_by_rank(rank, world_size, uneven)` gives."""
+
     def __init__(self, source: Any, rank: int | None, world_size: int | None, uneven: Uneven) -> None:
         super().__init__(source, "split_by_rank")
         if (rank is None) != (world_size is None):
@@ -369,6 +379,8 @@ class RankStream(DerivedStream[T_co]):
     def resolve_rank(self, backend_world: tuple[int, int] | None) -> None:
         """A loader says what its backend knows; what was given, or is in the environment, goes first."""
         self.rank, self.world_size = self._given or rank_and_world(backend_world)
+        uneven = "" if self.uneven == "keep" else f", uneven={self.uneven!r}"
+        self._call = f"split_by_rank({self.rank}, {self.world_size}{uneven})"
 
     @property
     def keeps_place(self) -> bool:  # type: ignore[override]
@@ -388,6 +400,7 @@ class RankStream(DerivedStream[T_co]):
         if self.uneven == "stop":
             context = seeding.current()
             key = share[1:], None if context is None else (context.seed, context.epoch)
+            # A loader opens the shards one by one, so only the seed and the epoch show that a new pass has begun.
             if self._limits is None or self._limits[0] != key:
                 self._limits = key, shard_limits(*share)
             return HeadStream(shard, self._limits[1][number])
@@ -407,10 +420,6 @@ class RankStream(DerivedStream[T_co]):
         if num_shards_of(self.source) is not None:
             return ShardsIterator(self, range(self.num_shards), options)
         return RankIterator(self.source, self.rank, self.world_size, self.uneven, options)
-
-    def __repr__(self) -> str:
-        uneven = "" if self.uneven == "keep" else f", uneven={self.uneven!r}"
-        return f"{brief(self.source)}.split_by_rank({self.rank}, {self.world_size}{uneven})"
 
 
 class ChainDataset(OpenableStream[T_co], IterableDataset[T_co]):

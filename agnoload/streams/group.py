@@ -44,7 +44,7 @@ class GroupIterator(DerivedIterator):
 
 class BatchIterator(GroupIterator):
     def __init__(self, size: int, source: Any, options: OpenOptions) -> None:
-        super().__init__(source, options._replace(size=size))
+        super().__init__(source, options._replace(size=size))  # for a mixture inside, whose shares are of these batches
         self._size = size
 
     def next_raw(self) -> Lazy:

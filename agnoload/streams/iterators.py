@@ -49,7 +49,7 @@ class Record(Lazy):
 
 def force(raw: Any) -> Any:
     """The sample that a raw one becomes: here the functions given to `map` run."""
-    kind = type(raw)
+    kind = type(raw)  # not `isinstance`: a sample may be a tuple of the user's own, and this is called for each
     if kind is Lazy:
         function, inner = raw
         sample = force(inner) if type(inner) in LAZY else inner
@@ -146,6 +146,7 @@ class StreamIterator(Iterator[Any]):
 
     def close(self) -> None:
         """Let go of what is open: nothing more will be read, though a `next_raw` may be under way."""
+        # Called from another thread when a loader is closed, so it only drops what is held and waits for nothing.
         for iterator in self.inside():
             iterator.close()
 
@@ -265,7 +266,7 @@ class UserIterator(StreamIterator):
 
     def _begin(self) -> Iterator[Any]:
         stream, state = self._stream, self._state
-        set_epoch_of(stream)
+        set_epoch_of(stream)  # before its state, which may hold the epoch, too
         stateful = is_stateful(stream)
         if stateful:
             first = first_state(stream)
@@ -315,7 +316,7 @@ def go_back(thing: Any, state: Any) -> None:
     context = seeding.current()
     try:
         with nullcontext() if context is None else context.undisturbed():
-            thing.load_state_dict(copy.deepcopy(state))
+            thing.load_state_dict(copy.deepcopy(state))  # a copy: it may keep it, and change it as it is read
     except Exception as error:
         raise StateError(
             f"{type(thing).__name__} must take what its state_dict() gave, but load_state_dict({shown(state)}) raised "

@@ -206,6 +206,7 @@ class _MixtureIterator(StreamIterator):
 
     def state(self) -> Any:
         states = [None if fresh else source.state() for fresh, source in zip(self._fresh, self._sources, strict=True)]
+        # A source that cannot say where it is leaves the whole without a state: it is read again.
         if any(state is None and not fresh for fresh, state in zip(self._fresh, states, strict=True)):
             return None
         return {

@@ -16,6 +16,7 @@ class RankIterator(DerivedIterator):
     """Reads whole rounds of one sample for each rank, and keeps its own; `uneven` is that of `RankStream`."""
 
     def __init__(self, source: Any, rank: int, world: int, uneven: str, options: OpenOptions) -> None:
+        # `world`: so that a mixture inside gives each rank its exact shares.
         super().__init__(open_stream(source, options.inner(options.state)._replace(world=world)))
         self._rank, self._world, self._uneven = rank, world, uneven
         self._direct = options.direct
@@ -27,7 +28,18 @@ class RankIterator(DerivedIterator):
         """It has ended with samples for ranks before this one."""
 
     def next_raw(self) -> Any:
-        raws, head = self._round(), self._head
+        # A round: one sample for each rank, each with a position of its own in the sequence that the loader counts.
+        context = seeding.current() if self._direct else None
+        start = 0 if context is None else context.item
+        raws: list[Any] = []
+        try:
+            for place in range(0 if self._ended else self._world):
+                if context is not None:
+                    context.item = start + place
+                raws.append(self._source.next_raw())
+        except StopIteration:
+            self._ended = True
+        head = self._head
         if head is not None and len(head) < self._world:
             head += raws[: self._world - len(head)]
         if self._rank < len(raws) and (self._uneven != "stop" or len(raws) == self._world):
@@ -37,19 +49,6 @@ class RankIterator(DerivedIterator):
             raise StopIteration
         raw = head[(self._rank - len(raws)) % len(head)]
         return raw if self._uneven != "pad" else Lazy((partial(paired, False), raw))
-
-    def _round(self) -> list[Any]:
-        context = seeding.current() if self._direct else None
-        start = 0 if context is None else context.item
-        raws: list[Any] = []
-        try:
-            for place in range(0 if self._ended else self._world):
-                if context is not None:
-                    context.item = start + place  # each sample of the source has a position of its own
-                raws.append(self._source.next_raw())
-        except StopIteration:
-            self._ended = True
-        return raws
 
     def state(self) -> Any:
         return None if self._head is not None or self._ended else super().state()

@@ -30,6 +30,7 @@ def open_stream(stream: Any, options: OpenOptions) -> StreamIterator:
         return stream.open(options)  # type: ignore[no-any-return]
     if is_indexed(stream):
         return IndexIterator(stream, range(len(stream)), options.state)
+    # A class with shards may define `__iter__` beside them, and is then read by it where nothing splits it.
     number = num_shards_of(stream)
     iterates = getattr(type(stream), "__iter__", None)
     if number is not None and (iterates is None or getattr(iterates, "by_shards", False)):
@@ -90,7 +91,7 @@ class ShardsIterator(DerivedIterator):
 
     def _open(self, state: Any) -> StreamIterator:
         if self._done == len(self._shards):
-            return UserIterator(())
+            return UserIterator(())  # it gives nothing, and holds nothing open
         return open_stream(shard_of(self._stream, self._shards[self._done]), self._options.inner(state))
 
     def next_raw(self) -> Any:
@@ -110,6 +111,7 @@ class ShardsIterator(DerivedIterator):
                 return raw
 
     def state(self) -> dict[str, Any] | None:
+        # Of a shard that has not begun nothing is saved: it may be opened in another process, by a copy of the stream.
         inner = self._source.state() if self._taken else None
         if inner is None and self._taken and self._on_shard is None:
             return None

@@ -211,6 +211,7 @@ class Arena(Slots):
                 self.give_back(slot.number)
                 raise
         lease = Lease(mapping, mapping.address, nbytes)
+        # Kept, because a weak reference that dies before its object never calls back, and the slot would be lost.
         ref = self._leases[slot.number] = LeaseRef(lease, self._returned)
         ref.part = slot.number
         return lease
@@ -251,7 +252,7 @@ class Arena(Slots):
     def close(self) -> None:
         """Close the file and forget the slots; memory that a lease covers lives on until the lease dies."""
         if not self._closed:
-            self._closed = True
+            self._closed = True  # first: a lease that dies meanwhile gives nothing back
             self._slots.clear()
             self._free.clear()
             os.close(self.fd)

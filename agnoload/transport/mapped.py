@@ -1,8 +1,8 @@
 """Arrays in mapped files travel as their place in the file, so that a worker maps what this process has mapped.
 
 These are memory-mapped files, and whatever processes share: `multiprocessing.RawArray`, `SharedMemory`, `mmap`, a
-framework's tensors in shared memory. `/proc/self/maps` shows the file by the address, whoever made the mapping. A
-worker opens it through a descriptor of the parent's, which also leads to a file that has no name or was replaced.
+framework's tensors in shared memory. `/proc/self/maps` shows the file by the address, whoever made the mapping. Where
+it has no name, or was replaced, a worker opens it through a descriptor of the parent's.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from __future__ import annotations
 import bisect
 import mmap
 import os
+from collections.abc import Iterator
 from contextlib import suppress
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,8 +25,6 @@ _COPIED = 1 << 20
 """A private mapping is copied, as a fork copies it; only a large one that nobody has changed yet is mapped instead."""
 _PAGES = 1 << 20
 """Pages whose state is read at a time."""
-_PATHS = 4
-"""Paths by which a worker may try to open a file: a descriptor may have been closed in between."""
 _PICKLING = ("__reduce__", "__reduce_ex__", "__setstate__")
 _SKIPPED = ("[", "/memfd:agnoload")
 """Stacks and the heap, and what this library shares by its own means."""
@@ -44,23 +44,22 @@ class _Area(NamedTuple):
 class _Piece(NamedTuple):
     """A mapped piece of a file. It is pickled once, however many arrays lie in it, and unpickled as an `mmap`."""
 
-    paths: list[str] | str
-    inode: int
+    path: str
+    file: tuple[int, int]
+    """Its device and inode."""
     offset: int
     nbytes: int
     access: int
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _map, tuple(self)
+        return _map, (*self, descriptor_folder())
 
 
 class MappedFiles:
     """The files that this process has mapped, looked up when the first array asks for them."""
 
-    def __init__(self, names: bool = True) -> None:
-        self._names = names  # else an array is recognised, but cannot be opened
+    def __init__(self) -> None:
         self._areas: list[_Area] | None = None
-        self._opened: dict[str, list[str]] = {}
         self._pieces: dict[tuple[int, int], _Piece | None] = {}
         self.lost = 0
         """Arrays in the user's own shared memory that no other process can open."""
@@ -91,7 +90,7 @@ class MappedFiles:
         """The piece that an array lies in, and where that begins in memory."""
         low, high = np.lib.array_utils.byte_bounds(array)
         if self._areas is None:
-            self._areas, self._opened = _areas(), _opened()
+            self._areas = _areas()
         place = bisect.bisect_right(self._areas, low, key=lambda area: area.start) - 1
         if place < 0 or high > (area := self._areas[place]).stop:
             return None
@@ -104,25 +103,25 @@ class MappedFiles:
             access = mmap.ACCESS_COPY if array.flags.writeable else mmap.ACCESS_READ
         key = area.start, access
         if key not in self._pieces:
-            self._pieces[key] = self._piece(area, access)
+            self._pieces[key] = _piece(area, access)
         piece = self._pieces[key]
         if piece is None:
             self.lost += own and access == mmap.ACCESS_WRITE
             return None
         return piece, area.start
 
-    def _piece(self, area: _Area, access: int) -> _Piece | None:
-        deleted = area.path.endswith(" (deleted)")
-        paths: list[str] = []
-        nbytes = inode = 0
-        for path in (*self._opened.get(area.path, ()), area.path):
-            with suppress(OSError):
-                found = os.stat(path)
-                # A path that is not deleted leads to that file; some file systems show another inode in `maps`.
-                if len(paths) < _PATHS and (found.st_ino == area.inode or not deleted):
-                    paths.append(path)
-                    nbytes, inode = min(area.stop - area.start, found.st_size - area.offset), found.st_ino
-        return _Piece(paths if self._names else area.path, inode, area.offset, nbytes, access) if paths else None
+
+def _piece(area: _Area, access: int) -> _Piece | None:
+    """What another process can map; None if no path leads to the file."""
+    deleted = area.path.endswith(" (deleted)")
+    for path in chain([area.path], _opened(area.path)):
+        with suppress(OSError):
+            found = os.stat(path)
+            # A path that is not deleted leads to that file; some file systems show another inode in `maps`.
+            if found.st_ino == area.inode or not deleted:
+                nbytes = min(area.stop - area.start, found.st_size - area.offset)
+                return _Piece(path, (found.st_dev, found.st_ino), area.offset, nbytes, access)
+    return None
 
 
 def _areas() -> list[_Area]:
@@ -143,15 +142,14 @@ def _areas() -> list[_Area]:
     return areas
 
 
-def _opened() -> dict[str, list[str]]:
-    """The descriptors of this process by what they show, as paths by which another process opens the same file."""
-    found: dict[str, list[str]] = {}
+def _opened(path: str) -> Iterator[str]:
+    """The descriptors of this process that show a file, as paths by which another process opens it."""
     with suppress(OSError):
         folder = descriptor_folder()
         for number in os.listdir(folder):
             with suppress(OSError):
-                found.setdefault(os.readlink(f"{folder}/{number}"), []).append(f"{folder}/{number}")
-    return found
+                if os.readlink(f"{folder}/{number}") == path:
+                    yield f"{folder}/{number}"
 
 
 def _is_changed(low: int, high: int) -> bool:
@@ -165,19 +163,23 @@ def _is_changed(low: int, high: int) -> bool:
             if len(words) < count or np.any((states > 1) & (states % 2 == 0)):
                 return True
         return False
-    return True
+    return True  # a copy is always right
 
 
-def _map(paths: list[str], inode: int, offset: int, nbytes: int, access: int) -> mmap.mmap:
-    for path in paths:
+def _map(path: str, file: tuple[int, int], offset: int, nbytes: int, access: int, folder: str) -> mmap.mmap:
+    paths = [path]
+    with suppress(OSError):  # in case the file was removed or replaced since, or a descriptor closed
+        paths += [f"{folder}/{number}" for number in os.listdir(folder)]
+    for each in paths:
         with suppress(FileNotFoundError):
-            fd = os.open(path, (os.O_RDWR if access == mmap.ACCESS_WRITE else os.O_RDONLY) | os.O_CLOEXEC)
-            try:
-                if os.fstat(fd).st_ino == inode:
+            found = os.stat(each)
+            if (found.st_dev, found.st_ino) == file:
+                fd = os.open(each, (os.O_RDWR if access == mmap.ACCESS_WRITE else os.O_RDONLY) | os.O_CLOEXEC)
+                try:
                     return mmap.mmap(fd, nbytes, access=access, offset=offset)
-            finally:
-                os.close(fd)
-    raise AgnoloadError(f"the mapped file {paths[-1]} cannot be opened any more: it was removed or replaced")
+                finally:
+                    os.close(fd)
+    raise AgnoloadError(f"the mapped file {path} cannot be opened any more: it was removed or replaced")
 
 
 def _mapped_array(

@@ -66,7 +66,7 @@ def interface(address: int, nbytes: int) -> dict[str, Any]:
 def anonymous_file(name: str, nbytes: int) -> int:
     """A descriptor of a file without a name, of `nbytes` zeros that take no memory until they are written."""
     if hasattr(os, "memfd_create"):
-        fd = os.memfd_create(name, os.MFD_CLOEXEC)
+        fd = os.memfd_create(name, os.MFD_CLOEXEC)  # a program that a sample starts must not keep the memory
     else:
         with tempfile.TemporaryFile() as file:
             fd = os.dup(file.fileno())
@@ -199,13 +199,10 @@ class SharedFile:
 
     def close(self) -> None:
         """Give back the descriptor; the memory follows when no array shows it any more. Twice is fine."""
-        self._close()
+        self._close()  # a finalizer runs once, whoever calls it
 
     def __reduce__(self) -> tuple[Any, ...]:
         return SharedFile, (self.nbytes, Descriptor(self._fd))
-
-    def __repr__(self) -> str:
-        return f"SharedFile({self.nbytes})"
 
 
 def _close(fd: int, owner: int) -> None:

@@ -51,9 +51,9 @@ class _Pickler(pickling.Pickler):
     """For a worker: arrays in mapped files go as their place there, objects of `multiprocessing` go too, and what a
     worker could not import goes by value."""
 
-    def __init__(self, stream: Any, buffer_callback: Callable[[pickle.PickleBuffer], Any], names: bool = True) -> None:
+    def __init__(self, stream: Any, buffer_callback: Callable[[pickle.PickleBuffer], Any]) -> None:
         super().__init__(stream, 5, buffer_callback=buffer_callback)
-        self.files = MappedFiles(names)
+        self.files = MappedFiles()
         self.classes: list[type] = []
         """Those that go by value."""
         self.modules: dict[str, None] = {}
@@ -223,7 +223,7 @@ def digest(value: Any, parts: Mapping[str, Any]) -> Digest:
 
 def _hashed(value: Any, kind: type[_PicklerT], limit: float) -> tuple[bytes, _PicklerT]:
     hasher = _Hasher(limit)
-    pickler = kind(hasher, hasher.look_at, names=False)
+    pickler = kind(hasher, hasher.look_at)
     with sending() as descriptors, _packing, spawning.starting():
         pickler.dump(value)
         hasher.write(repr([os.fstat(fd)[1:3] for fd in descriptors]).encode())

@@ -167,6 +167,8 @@ class Pickler(pickle.Pickler):
         reduce = _REDUCERS.get(type(value))
         if reduce is not None:
             return reduce(value)
+        if isinstance(value, type) and value in _learned:
+            return class_by_name(value)
         if isinstance(value, (type, types.FunctionType)):
             return self.reduce_definition(value)
         # The generators behind `random` and `np.random`: the other process has its own under these names.

@@ -89,6 +89,7 @@ def _join(given: dict[str, tuple[str | None, bytes | None]]) -> None:
             tracker = import_module(f"{library}.resource_tracker")._resource_tracker
             with suppress(OSError):  # the tracker has been ended since
                 if tracker._fd is None:  # else the library has given it to us
+                    # Opening a pipe that nobody reads would wait for ever; without waiting it is an OSError.
                     tracker._fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
                     os.set_blocking(tracker._fd, True)
         if key is not None:

@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import textwrap
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,7 +17,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-import agnoload
 from agnoload import AgnoloadWarning, BackendUnavailable, OptionError, get_backend
 from agnoload.backend import registry
 from agnoload.testing.backends import _Slots
@@ -71,7 +69,7 @@ def test_an_aligned_array_is_shared_and_any_other_is_copied(dtype: Any, shape: A
 
 @pytest.fixture
 def quick() -> Iterator[Any]:
-    """What takes arrays, built again, and once more afterwards."""
+    """Makes what takes arrays, as if for the first time."""
     from agnoload_jax.arrays import _taker
 
     _taker.cache_clear()
@@ -129,50 +127,6 @@ def test_the_slot_is_free_as_soon_as_the_last_array_dies(backend: Any) -> None:
         gc.enable()
 
 
-@pytest.mark.parametrize("placed", [False, True])
-def test_donating_a_batch_writes_into_nobody_elses_memory(backend: Any, placed: bool) -> None:
-    slots = _Slots()
-    device = backend.check("cpu:0") if placed else None
-    step = jax.jit(lambda state, x: (state + x, x * 2), donate_argnums=(0, 1))
-    state = jnp.zeros((8, 8), jnp.float32)
-    kept = []
-    for number in range(1, 21):
-        batch = slots.lend(number)
-        other = batch["y"]  # another field of the same slot
-        x = backend.place(batch, device)()["x"] if placed else backend.convert(batch["x"])
-        state, doubled = step(state, x)
-        kept.append((number, other, doubled))
-        del batch, x
-    assert np.asarray(state).tolist() == [[210.0] * 8] * 8
-    for number, other, doubled in kept:
-        assert (other == number).all()
-        assert np.asarray(doubled).tolist() == [[2.0 * number] * 8] * 8
-
-
-def test_batches_are_arguments_of_jit_and_grad(backend: Any) -> None:
-    batch = agnoload.map_leaves(backend.convert, {"x": np.ones((4, 2), np.float32), "y": (np.zeros(4, np.int32),)})
-    loss = jax.jit(jax.grad(lambda w, batch: ((batch["x"] @ w - batch["y"][0]) ** 2).sum()))
-    assert loss(jnp.ones(2), batch).tolist() == [16.0, 16.0]
-
-
-@pytest.mark.parametrize("placed", [False, True])
-def test_narrowing_gives_one_warning_for_each_loader_and_nothing_else_does(placed: bool) -> None:
-    for _ in range(2):  # two loaders: said in each
-        backend = get_backend("jax")
-        device = backend.check("cpu:0") if placed else None
-        leaves = [np.array([2**40 + 7]), np.array([1.5, 1e300]), np.array([2**40 + 7]), np.array([3], np.uint64)]
-        with pytest.warns(AgnoloadWarning, match="int64.*int32") as caught:
-            arrays = backend.place(leaves, device)() if placed else [backend.convert(leaf) for leaf in leaves]
-        assert len(caught) == 1
-        assert [str(array.dtype) for array in arrays] == ["int32", "float32", "int32", "uint32"]
-        assert arrays[0].tolist() == [7]
-        assert arrays[1].tolist() == [1.5, float("inf")]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for leaf in (np.zeros(3, np.float32), np.zeros(3, ">i4"), "text"):
-            get_backend("jax").convert(leaf)
-
-
 def test_a_device_is_a_name_a_number_an_object_or_a_sharding(backend: Any) -> None:
     (first, *_) = jax.local_devices(backend="cpu")
     assert backend.check("cpu") == backend.check("cpu:0") == first
@@ -199,29 +153,6 @@ def test_pinning_on_a_cpu_is_one_warning_and_right_data(backend: Any) -> None:
         backend.check(pin_memory=True)
     assert len(caught) == 1
     assert backend.convert(np.arange(3, dtype=np.int32)).tolist() == [0, 1, 2]
-
-
-def test_placing_keeps_the_structure_and_what_jax_cannot_hold(backend: Any) -> None:
-    device = backend.check("cpu:0")
-    text = np.array(["a", "b"])
-    batch = {"x": np.arange(2, dtype=np.int8), "text": text, "y": [jnp.ones(2), "word", np.float32(2)]}
-    assert backend.convert(batch["x"]) is batch["x"]
-    placed = backend.place(batch, device)()
-    assert placed["text"] is text
-    assert placed["x"].tolist() == [0, 1]
-    assert placed["x"].devices() == {device}
-    assert placed["y"][0].tolist() == [1.0, 1.0]
-    assert placed["y"][1] == "word"
-    assert placed["y"][2].shape == ()
-
-
-def test_samples_with_jax_arrays_become_arrays(backend: Any) -> None:
-    assert backend.to_numpy(jnp.arange(3)).tolist() == [0, 1, 2]
-    assert backend.to_numpy(jnp.ones(2, jnp.bfloat16)).dtype.name == "bfloat16"
-    array = registry.to_numpy(jnp.arange(3))
-    assert array is not None
-    assert array.tolist() == [0, 1, 2]
-    assert backend.to_numpy(jax.devices()[0]) is None
 
 
 def test_a_random_key_of_jax_gives_63_bits(backend: Any) -> None:

@@ -7,12 +7,14 @@ import re
 import subprocess
 import sys
 import sysconfig
+import textwrap
 import venv
 from pathlib import Path
 
 import pytest
 
 import agnoload
+from agnoload.backend import registry
 
 PAGE = Path(__file__).parents[2] / "docs" / "backends.md"
 
@@ -55,28 +57,21 @@ def third_party(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return python
 
 
-def run(python: Path, *arguments: str) -> str:
-    command = [str(python), "-W", "error", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=python.parents[2], timeout=120)
+@pytest.mark.slow
+def test_the_pages_backend_is_found_by_its_entry_point_and_its_own_tests_pass(third_party: Path) -> None:
+    code = """
+        import numpy, pytest, agnoload
+        from agnoload.backend import registry
+        print(agnoload.list_backends()["ctypes"], type(agnoload.get_backend("ctypes")).__module__)
+        print(registry.to_numpy(agnoload.get_backend("ctypes").convert(numpy.arange(3))), flush=True)
+        raise SystemExit(pytest.main(["-q", "-p", "no:cacheprovider", "project/test_agnoload_ctypes.py"]))
+    """
+    command = [str(third_party), "-W", "error", "-c", textwrap.dedent(code)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=third_party.parents[2], timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-@pytest.mark.slow
-def test_the_pages_backend_is_found_by_its_entry_point(third_party: Path) -> None:
-    code = (
-        "import agnoload; print(agnoload.list_backends()['ctypes'], type(agnoload.get_backend('ctypes')).__module__);"
-        "from agnoload.backend import registry; print(registry.to_numpy(agnoload.get_backend('ctypes').convert("
-        "__import__('numpy').arange(3))))"
-    )
-    assert run(third_party, "-c", code) == "ready agnoload_ctypes\n[0 1 2]\n"
-    assert "ctypes" not in agnoload.list_backends()  # only there
-
-
-@pytest.mark.slow
-def test_the_pages_own_tests_pass_there(third_party: Path) -> None:
-    out = run(third_party, "-m", "pytest", "-q", "-p", "no:cacheprovider", "project/test_agnoload_ctypes.py")
-    assert "2 passed" in out
+    assert done.stdout.startswith("ready agnoload_ctypes\n[0 1 2]\n")
+    assert "2 passed" in done.stdout
+    assert "ctypes" not in registry.installed()  # only there
 
 
 def test_the_page_shows_every_backend_and_every_member_of_the_contract() -> None:

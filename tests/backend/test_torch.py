@@ -91,18 +91,12 @@ class TensorOfSomebody(torch.Tensor):  # type: ignore[name-defined,misc]
     """What torchvision and MONAI return: a subclass from another module."""
 
 
-def test_tensor_subclasses_of_other_packages_are_recognised() -> None:
+def test_tensors_of_other_kinds_are_recognised_refused_with_their_kind_or_left_alone(backend: Any) -> None:
     array = registry.to_numpy(torch.arange(3).as_subclass(TensorOfSomebody))
     assert array is not None
     assert array.tolist() == [0, 1, 2]
-
-
-def test_other_objects_are_not_touched(backend: Any) -> None:
     for thing in (torch.float32, torch.Generator(), torch.nn.Linear(1, 1), torch.device("cpu"), np.zeros(1)):
         assert backend.to_numpy(thing) is None
-
-
-def test_the_error_for_a_tensor_without_a_numpy_form_says_its_kind(backend: Any) -> None:
     with torch.sparse.check_sparse_tensor_invariants(enable=True):
         sparse = torch.eye(2).to_sparse()
     with pytest.raises(CollateError, match=r"layout torch.sparse_coo, .* return tensor.to_dense\(\)"):
@@ -130,7 +124,8 @@ def test_a_plain_tensor_travels_as_an_array_that_shares_its_memory(shape: Any, d
     assert type(again) is torch.Tensor
     assert again.dtype is tensor.dtype
     assert torch.equal(again, tensor)
-    assert tensor.numel() == 0 or again.data_ptr() == tensor.data_ptr()
+    if tensor.numel() and (dtype != "bfloat16" or tensor.is_contiguous()):
+        assert again.data_ptr() == tensor.data_ptr()
 
 
 def test_a_tensor_that_is_more_than_its_numbers_travels_as_torch_pickles_it(backend: Any) -> None:
@@ -243,16 +238,6 @@ def test_rank_and_world_come_from_torch_distributed(backend: Any, tmp_path: Any)
     assert backend.world() is None
 
 
-class PinnedByItself:
-    """A batch type of the user's own, as torch's documentation shows one."""
-
-    pinned = False
-
-    def pin_memory(self) -> PinnedByItself:
-        self.pinned = True
-        return self
-
-
 class RecordedTensor(torch.Tensor):  # type: ignore[name-defined,misc]
     """A CPU tensor that says what is asked of it."""
 
@@ -263,14 +248,12 @@ class RecordedTensor(torch.Tensor):  # type: ignore[name-defined,misc]
         return self.locked
 
     def pin_memory(self) -> RecordedTensor:
-        copy = recorded(self.log, locked=True)
         self.log.append("pinned by a copy")
-        return copy
+        return recorded(self.log, locked=True)
 
     def to(self, device: Any, non_blocking: bool = False) -> RecordedTensor:
-        copy = recorded(self.log)
         self.log.append(f"copied, non_blocking={non_blocking}" if str(device) != str(self.device) else "stayed")
-        return copy
+        return recorded(self.log)
 
     def record_stream(self, stream: Any) -> None:
         self.log.append(f"recorded on {stream.name}")
@@ -278,8 +261,7 @@ class RecordedTensor(torch.Tensor):  # type: ignore[name-defined,misc]
 
 def recorded(log: list[Any], locked: bool = False) -> RecordedTensor:
     tensor: RecordedTensor = torch.zeros(2).as_subclass(RecordedTensor)
-    tensor.log = log
-    tensor.locked = locked
+    tensor.log, tensor.locked = log, locked
     return tensor
 
 
@@ -387,25 +369,26 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     return cuda
 
 
-def test_fake_cuda_a_device_gets_its_number_and_a_wrong_one_is_refused(backend: Any, fake: FakeCuda) -> None:
-    assert str(backend.check("cuda")) == "cuda:1"
+def test_fake_cuda_a_device_gets_its_number_and_a_slot_is_locked_until_its_copies_have_ended(
+    backend: Any, fake: FakeCuda
+) -> None:
+    assert str(get_backend("torch").check("cuda")) == "cuda:1"
     assert str(get_backend("torch").check(0)) == "cuda:0"
     with pytest.raises(OptionError, match="device must be one of cuda:0 to cuda:1, got 'cuda:2'"):
         get_backend("torch").check("cuda:2")
-
-
-def test_fake_cuda_a_slot_is_locked_once_and_unlocked_after_its_copies(backend: Any, fake: FakeCuda) -> None:
     backend.check("cuda:1", pin_memory=True)
     slot = np.zeros(4096, np.uint8)
     undo = backend.attach(slot)
     address = slot.ctypes.data
-    assert fake.log == ["device cuda:1", ("register", address, 4096, 1)]
-    fake.log.clear()
+    locked = ["device cuda:1", ("register", address, 4096, 1)]
+    assert fake.log == locked
     undo()
-    assert fake.log == ["device cuda:1", "synchronize", ("unregister", address)]
+    assert fake.log == [*locked, "device cuda:1", "synchronize", ("unregister", address)]
 
 
 def test_fake_cuda_a_refusal_is_one_warning_and_batches_are_copied_to_be_pinned(backend: Any, fake: FakeCuda) -> None:
+    own = SimpleNamespace(pin_memory=lambda: "pinned")  # a batch type of the user's own
+    assert backend.convert(own) is own
     backend.check("cuda:1", pin_memory=True)
     fake.refuse = 801
     slots = [np.zeros(4096, np.uint8) for _ in range(2)]
@@ -421,16 +404,7 @@ def test_fake_cuda_a_refusal_is_one_warning_and_batches_are_copied_to_be_pinned(
     assert backend.convert(loose) is not loose
     assert backend.convert(locked) is locked  # born pinned: no copy
     assert fake.log == ["pinned by a copy"]
-
-
-def test_fake_cuda_a_batch_type_with_pin_memory_pins_itself(backend: Any, fake: FakeCuda) -> None:
-    own = PinnedByItself()
-    assert backend.convert(own) is own
-    assert not own.pinned
-    backend.check(pin_memory=True)
-    assert backend.convert(own) is own
-    assert own.pinned
-    assert backend.convert("text") == "text"
+    assert (backend.convert(own), backend.convert("text")) == ("pinned", "text")
 
 
 def test_fake_cuda_a_copy_runs_beside_the_consumer_who_waits_for_an_event(backend: Any, fake: FakeCuda) -> None:
@@ -481,12 +455,8 @@ def test_fake_cuda_a_pinned_slot_is_refilled_only_after_what_its_user_queued(bac
     assert not passed()
     made[-1].done = True
     assert passed()
-
-
-def test_fake_cuda_with_a_device_the_user_never_has_the_slot_and_no_fence_is_needed(
-    backend: Any, fake: FakeCuda
-) -> None:
-    backend.check("cuda:1", pin_memory=True)
-    fake.consumer.idle = False
-    assert backend.fence()()
+    other = get_backend("torch")
+    other.check("cuda:1", pin_memory=True)  # the user never has the slot
+    fake.log.clear()
+    assert other.fence()()
     assert fake.log == []

@@ -272,7 +272,18 @@ class Picture:
         raise AssertionError("an image is not converted without being asked")
 
 
-@pytest.mark.parametrize("value", [{1, 2}, object(), Picture()], ids=lambda value: type(value).__name__)
+class Sequences(NamedTuple):
+    """A batch of its own library, which is more than its fields, as torch's PackedSequence is."""
+
+    data: Any
+
+    def to(self, device: Any) -> Sequences:
+        return self
+
+    pin_memory = to
+
+
+@pytest.mark.parametrize("value", [{1, 2}, object(), Picture(), Sequences(1)], ids=lambda value: type(value).__name__)
 def test_unknown_types_are_refused_with_path_type_and_remedy(value: Any) -> None:
     name = type(value).__name__
     with pytest.raises(CollateError, match=rf"field a.b: item 0 is .*{name}.*register_collate\({name}, function\)"):
@@ -280,10 +291,9 @@ def test_unknown_types_are_refused_with_path_type_and_remedy(value: Any) -> None
 
 
 def test_a_batch_needs_samples() -> None:
-    with pytest.raises(CollateError, match="at least one sample"):
-        default_collate([])
-    with pytest.raises(CollateError, match="list of samples, got int"):
-        default_collate(3)  # type: ignore[arg-type]
+    for batch, message in (([], "at least one sample"), (3, "list of samples, got int")):
+        with pytest.raises(CollateError, match=message):
+            default_collate(batch)  # type: ignore[arg-type]
 
 
 # -- numbers
@@ -491,9 +501,10 @@ def test_backends_convert_the_arrays_of_other_libraries_and_see_no_others(monkey
 
 
 def test_whatever_offers_an_array_is_batched_and_an_error_of_it_names_the_field() -> None:
-    batch = default_collate([{"t": Convertible(np.float32([1, 2]))}, {"t": Convertible(np.float32([3, 4]))}])
-    same(batch["t"], np.float32([[1, 2], [3, 4]]))
-    same(default_collate([Convertible(np.float32([1])), np.float64([2])]), np.array([[1.0], [2.0]]))
+    same(
+        default_collate([{"t": Convertible([1, 2])}, {"t": np.float64([3, 4])}])["t"],
+        np.array([[1.0, 2.0], [3.0, 4.0]]),
+    )
     with pytest.raises(CollateError, match=r"field t: item 0 .*copy it to the host first") as caught:
         default_collate([{"t": Convertible(RuntimeError("copy it to the host first"))}])
     assert isinstance(caught.value.__cause__, RuntimeError)
@@ -563,10 +574,7 @@ def test_a_function_for_a_container_for_arrays_or_for_none_replaces_our_rule() -
 
 
 def test_an_error_in_a_registered_function_names_the_field() -> None:
-    def fail(batch: list[Any], *, collate_fn_map: Any = None) -> Any:
-        raise KeyError("mine")
-
-    register_collate(set, fail)
+    register_collate(set, lambda batch, **_: {}["mine"])
     with pytest.raises(KeyError, match="mine") as caught:
         default_collate([{"a": {1}}])
     assert caught.value.__notes__ == ["in the collate function registered for set, for field a"]

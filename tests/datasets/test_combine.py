@@ -7,18 +7,10 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agnoload.datasets import (
-    Batch,
-    ConcatDataset,
-    Dataset,
-    StackDataset,
-    Subset,
-    getitems_of,
-    random_split,
-)
+from agnoload.datasets import Batch, ConcatDataset, Dataset, StackDataset, Subset, getitems_of, random_split
 from agnoload.errors import OptionError
 
 
@@ -34,13 +26,47 @@ class Many(Dataset[int]):
         return self.n
 
     def __getitem__(self, index):
-        if not 0 <= index < self.n:
-            raise IndexError(index)
-        return index
+        return range(self.n)[index]
 
     def __getitems__(self, indices):
         self.calls.append(list(indices))
         return Batch(np.array(indices)) if self.batch else list(indices)
+
+
+@st.composite
+def nested(draw):
+    """A dataset of datasets, three deep, and the list of its samples."""
+    n = draw(st.integers(1, 5))
+    dataset, wanted = draw(st.sampled_from([(Many(n), list(range(n))), (list(range(n)), list(range(n)))]))
+    for _ in range(draw(st.integers(0, 3))):
+        kind = draw(st.sampled_from(["subset", "mask", "map", "concat", "stack"]))
+        size = len(wanted)
+        if kind == "subset":
+            places = draw(st.lists(st.integers(0, size - 1), min_size=1, max_size=6))
+            dataset, wanted = Subset(dataset, places), [wanted[place] for place in places]
+        elif kind == "mask":
+            mask = [True, *draw(st.lists(st.booleans(), min_size=size - 1, max_size=size - 1))]
+            dataset, wanted = Subset(dataset, mask), [each for each, kept in zip(wanted, mask, strict=True) if kept]
+        elif kind == "map":
+            dataset, wanted = Subset(dataset, range(size)).map(repr), list(map(repr, wanted))
+        elif kind == "concat":
+            dataset, wanted = ConcatDataset([dataset, ["x"], [], dataset]), [*wanted, "x", *wanted]
+        else:
+            named = {"a": range(size), "b": dataset}
+            dataset, wanted = StackDataset(**named), [{"a": i, "b": each} for i, each in enumerate(wanted)]
+    return dataset, wanted
+
+
+@settings(max_examples=40)
+@given(nested(), st.data())
+def test_datasets_of_datasets_are_one_sequence_one_by_one_and_many_at_a_time(made, data):
+    dataset, wanted = made
+    assert len(dataset) == len(wanted)
+    assert [dataset[index] for index in range(len(wanted))] == wanted
+    indices = data.draw(st.lists(st.integers(0, len(wanted) - 1), max_size=6))
+    if getitems_of(dataset) is not None:
+        assert getitems_of(dataset)(indices) == [wanted[index] for index in indices]
+    assert list(map(pickle.loads(pickle.dumps(dataset)).__getitem__, indices)) == [wanted[index] for index in indices]
 
 
 def test_concat_counts_over_all_and_from_the_end():
@@ -53,7 +79,6 @@ def test_concat_counts_over_all_and_from_the_end():
     for parts in ([], [iter([])], [3]):
         with pytest.raises(OptionError):
             ConcatDataset(parts)
-    assert len(both) == 5
     for index in (5, -6):
         with pytest.raises(IndexError, match=f"{index} .*length 5"):
             both[index]
@@ -67,14 +92,18 @@ def test_stack_needs_equal_lengths_and_one_way_of_naming():
     with pytest.raises(OptionError, match="at least one"):
         StackDataset()
     assert StackDataset(x="ab", y=[1, 2])[-1] == {"x": "b", "y": 2}
+    assert StackDataset("ab", [1, 2])[0] == ("a", 1)
 
 
-def test_subset_takes_indices_in_their_order_and_masks():
-    assert list(Subset("abcd", [3, -4, 3])) == ["d", "a", "d"]
-    assert list(Subset("abcd", np.array([False, True, True, False]))) == ["b", "c"]
-    assert list(Subset("abcd", (place for place in (1, 0)))) == ["b", "a"]
-    assert list(Subset("abcd", [])) == []
-    assert Subset("abcd", range(4)).indices.dtype == np.int64
+@settings(max_examples=50)
+@given(st.lists(st.integers(-6, 5)), st.lists(st.booleans(), min_size=6, max_size=6))
+def test_subset_takes_indices_in_their_order_and_masks(indices, mask):
+    assert list(Subset("abcdef", indices)) == ["abcdef"[index] for index in indices]
+    assert list(Subset("abcdef", (index for index in indices))) == ["abcdef"[index] for index in indices]
+    assert list(Subset("abcdef", np.array(mask))) == [
+        letter for letter, kept in zip("abcdef", mask, strict=True) if kept
+    ]
+    assert Subset("abcdef", indices).indices.dtype == np.int64
 
 
 @pytest.mark.parametrize(
@@ -99,6 +128,8 @@ def test_one_call_for_many_samples_goes_through_all_wrappers():
     assert getitems_of(subset)([2, 1, 0, -1]) == [5, (1, 1), 3, 5]
     assert inside.calls == [[5, 3, 5]]
     assert getitems_of(inside.map(str))([1, 2]) == ["1", "2"]
+    for dataset in ([1], Subset([1], [0]), ConcatDataset([[1]]), StackDataset([1]), Subset([1], [0]).map(str)):
+        assert getitems_of(dataset) is None  # as nothing inside offers it
 
 
 def test_a_batch_put_together_by_the_dataset_comes_out_of_a_subset_as_it_is():
@@ -108,29 +139,24 @@ def test_a_batch_put_together_by_the_dataset_comes_out_of_a_subset_as_it_is():
     assert getitems_of(ConcatDataset([Many(5, batch=True), [7]]))([4, 5]) == [4, 7]
 
 
-def test_wrappers_of_what_has_no_getitems_offer_none():
-    for dataset in ([1], Subset([1], [0]), ConcatDataset([[1]]), StackDataset([1]), Subset([1], [0]).map(str)):
-        assert getitems_of(dataset) is None
+class Shifted(Many):
+    def __getitem__(self, index):
+        return index + 100
 
 
-def test_a_getitem_of_a_subclass_wins_over_an_inherited_getitems():
-    class Shifted(Many):
-        def __getitem__(self, index):
-            return index + 100
+class Short(Many):
+    def __getitems__(self, indices):
+        return [0]
 
+
+def test_a_getitem_of_a_subclass_wins_over_an_inherited_getitems_and_one_that_gives_too_few_is_an_error():
     assert getitems_of(Shifted(3)) is None
     assert getitems_of(Subset(Shifted(3), [0])) is None
-
-
-def test_getitems_that_returns_too_few_samples_is_an_error():
-    class Short(Many):
-        def __getitems__(self, indices):
-            return [0]
-
     with pytest.raises(OptionError, match="3 indices, got 1"):
         getitems_of(Short(5).map(abs))([0, 1, 2])
 
 
+@settings(max_examples=50)
 @given(st.lists(st.floats(0.001, 1), min_size=1, max_size=8), st.integers(0, 60))
 def test_random_split_rounds_down_and_gives_the_rest_to_the_first(parts, total):
     fractions = [part / sum(parts) for part in parts]
@@ -155,10 +181,10 @@ def test_random_split_is_a_function_of_its_generator():
     def split(generator):
         return [list(part) for part in random_split(range(50), [0.5, 0.5], generator)]
 
-    assert split(5) == split(5) == split(np.int64(5))
-    assert split(5) != split(6)
-    assert split(np.random.default_rng(1)) == split(np.random.default_rng(1))
-    assert split(random.Random(1)) == split(random.Random(1))
+    assert split(5) == split(5) == split(np.int64(5)) != split(6)
+    for kind in (np.random.default_rng, random.Random):
+        generator = kind(1)
+        assert split(generator) == split(kind(1)) != split(generator)  # it has moved on
     before = np.random.get_state()[1].tolist(), random.getstate()
     assert split(None) != split(None)
     assert (np.random.get_state()[1].tolist(), random.getstate()) == before
@@ -167,42 +193,11 @@ def test_random_split_is_a_function_of_its_generator():
             split(generator)
 
 
-def test_random_split_takes_a_frameworks_generator():
-    torch = pytest.importorskip("torch")
-
-    def parts():
-        generator = torch.Generator().manual_seed(3)
-        return [[list(part) for part in random_split(range(9), [4, 5], generator)] for _ in range(2)]
-
-    first, second = parts()
-    assert sorted(first[0] + first[1]) == list(range(9))
-    assert first != second  # it has moved on
-    assert parts() == [first, second]
-
-
-@given(st.lists(st.integers(0, 5), min_size=1, max_size=5), st.data())
-def test_concat_of_concats_is_one_sequence(sizes, data):
-    parts = [list(range(100 * number, 100 * number + size)) for number, size in enumerate(sizes)]
-    flat = [value for part in parts for value in part]
-    cut = data.draw(st.integers(0, len(parts)))
-    groups = [ConcatDataset(group) for group in (parts[:cut], parts[cut:]) if group]
-    whole = ConcatDataset(groups)
-    assert list(whole) == flat
-    assert whole.cumulative_sizes[-1] == len(flat)
-
-
-def test_all_of_them_pickle_and_say_what_they_are():
-    subset = Subset(ConcatDataset([StackDataset(Many(3), [1, 2, 3]).map(str), ["x"]]), [0, 3])
-    again = pickle.loads(pickle.dumps(subset))
-    assert list(again) == ["(0, 1)", "x"]
-    assert (
-        repr(ConcatDataset([Subset([5, 6], [0]).map(str), [7]])) == "ConcatDataset([Subset(1 of [5, 6]).map(str), [7]])"
-    )
+def test_they_say_what_they_are():
+    concat = ConcatDataset([Subset([5, 6], [0]).map(str), [7]])
+    assert repr(concat) == "ConcatDataset([Subset(1 of [5, 6]).map(str), [7]])"
     assert repr(StackDataset(a=[1], b="x")) == "StackDataset(a=[1], b='x')"
     assert repr(Batch([1])) == "Batch([1])"
-
-
-def test_map_refuses_what_is_no_function_and_what_has_no_items():
     with pytest.raises(OptionError, match="function"):
         Many(2).map(3)
     with pytest.raises(NotImplementedError, match="Dataset must define __getitem__"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import decimal
 import gc
 import importlib
@@ -24,8 +23,6 @@ import pytest
 
 from agnoload import AgnoloadWarning, DataLoader, DatasetNotPicklable, IterableDataset, OptionError
 
-METHODS = ("forkserver", pytest.param("spawn", marks=pytest.mark.slow))
-
 
 def plain(batches: Any) -> list[Any]:
     return [batch.tolist() if isinstance(batch, np.ndarray) else batch for batch in batches]
@@ -44,12 +41,11 @@ class Four:
         return index
 
 
-def run(path: Path, text: str, *flags: str) -> list[str]:
-    """The lines that a script prints."""
-    path.write_text(text)
-    done = subprocess.run([sys.executable, *flags, str(path)], capture_output=True, text=True, timeout=120, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    return done.stdout.splitlines()
+def script(text: str) -> dict[str, Any]:
+    """What a script defines, which no worker can import."""
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(text, names)
+    return names
 
 
 # ------------------------------------------------------------------------------------------------ functions
@@ -91,17 +87,9 @@ class Functions:
 """
 
 
-def script(text: str) -> dict[str, Any]:
-    """What a script defines, which no worker can import."""
-    names: dict[str, Any] = {"__name__": "__main__"}
-    exec(text, names)
-    return names
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_cached_and_generic_functions_of_a_script_travel(method: str) -> None:
+def test_cached_and_generic_functions_of_a_script_travel() -> None:
     dataset = script(FUNCTIONS)["Functions"]()
-    with DataLoader(dataset, 2, num_workers=2, collate_fn=list, multiprocessing_context=method) as loader:
+    with DataLoader(dataset, 2, num_workers=2, collate_fn=list) as loader:
         assert [*loader] == [*DataLoader(script(FUNCTIONS)["Functions"](), 2, collate_fn=list)]
 
 
@@ -118,7 +106,7 @@ class Keyed:
 """
 
 
-@pytest.mark.parametrize("method", [*METHODS, "fork"])
+@pytest.mark.parametrize("method", ["forkserver", "fork"])
 @pytest.mark.filterwarnings("ignore:multiprocessing_context='fork'")
 def test_keys_of_a_class_of_the_script_reach_workers(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     names = script(KEYS)
@@ -132,76 +120,48 @@ def test_keys_of_a_class_of_the_script_reach_workers(method: str, monkeypatch: p
 # ------------------------------------------------------------------------------------------------ classes
 
 
-def a_registry() -> Any:
-    kinds: dict[str, type] = {}
+HOOKS = """
+import abc
 
-    class Base:
-        def __init_subclass__(cls) -> None:
-            if cls.__name__ in kinds:
-                raise ValueError(f"two classes named {cls.__name__}")
-            kinds[cls.__name__] = cls
+class Four:
+    def __len__(self): return 4
 
-    class Numbers(Base, Four):
-        def __getitem__(self, index: int) -> Any:
-            return index, kinds["Numbers"] is type(self)
+kinds = {}
 
-    return Numbers()
+class Base:
+    def __init_subclass__(cls, *, kind="none"):
+        assert cls.__name__ not in kinds
+        kinds[cls.__name__] = cls
+        cls.kind, cls.doubled = kind, 2 * cls.number
 
+class Numbers(Base, Four, kind="numbers"):
+    number = 4
+    def __getitem__(self, index): return index * self.doubled, self.kind, kinds["Numbers"] is type(self)
 
-def a_check_of_attributes() -> Any:
-    class Base:
-        def __init_subclass__(cls) -> None:
-            cls.doubled = 2 * cls.number  # type: ignore[attr-defined]
+def metaclass(base):
+    made = []
 
-    class Numbers(Base, Four):
-        number = 4
-
-        def __getitem__(self, index: int) -> Any:
-            return index * self.doubled  # type: ignore[attr-defined]
-
-    return Numbers()
-
-
-def a_keyword() -> Any:
-    class Base:
-        def __init_subclass__(cls, *, kind: str) -> None:
-            cls.kind = kind  # type: ignore[attr-defined]
-
-    class Numbers(Base, Four, kind="numbers"):
-        def __getitem__(self, index: int) -> Any:
-            return index, self.kind  # type: ignore[attr-defined]
-
-    return Numbers()
-
-
-def a_metaclass(base: Any) -> Any:
-    made: list[str] = []
-
-    class Meta(base):  # type: ignore[misc]
-        def __new__(mcs, name: str, bases: Any, namespace: Any, *, suffix: str) -> Any:
+    class Meta(base):
+        def __new__(mcs, name, bases, namespace, *, suffix):
             assert name + suffix not in made
             made.append(name + suffix)
             return super().__new__(mcs, name, bases, namespace)
-
-        def __init__(cls, name: str, bases: Any, namespace: Any, *, suffix: str) -> None:
+        def __init__(cls, name, bases, namespace, *, suffix):
             super().__init__(name, bases, namespace)
 
-    class Numbers(Four, metaclass=Meta, suffix="!"):
-        def __getitem__(self, index: int) -> Any:
-            return index, made, isinstance(self, Numbers), type(type(self)).__name__
+    class Made(Four, metaclass=Meta, suffix="!"):
+        def __getitem__(self, index): return index, made, isinstance(self, Made), type(type(self)).__name__
 
-    return Numbers()
+    return Made
+
+DATASETS = [Numbers(), metaclass(type)(), metaclass(abc.ABCMeta)()]
+"""
 
 
-@pytest.mark.parametrize(
-    "make",
-    [a_registry, a_check_of_attributes, a_keyword, lambda: a_metaclass(type), lambda: a_metaclass(abc.ABCMeta)],
-    ids=["registry", "attributes", "keyword", "metaclass", "abstract metaclass"],
-)
-def test_hooks_of_a_script_do_not_run_again_in_workers(make: Callable[[], Any]) -> None:
-    dataset = make()
-    with DataLoader(dataset, 2, num_workers=2, collate_fn=list) as loader:
-        assert list(loader) == list(DataLoader(dataset, 2, collate_fn=list))
+def test_hooks_of_a_script_do_not_run_again_in_workers() -> None:
+    for dataset in script(HOOKS)["DATASETS"]:
+        with DataLoader(dataset, 2, num_workers=2, collate_fn=list) as loader:
+            assert list(loader) == list(DataLoader(dataset, 2, collate_fn=list))
 
 
 @pytest.fixture
@@ -278,10 +238,8 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-def test_a_rank_that_a_script_spawns_has_workers_also_where_comparing_bytes_with_text_is_an_error(
-    tmp_path: Path,
-) -> None:
-    assert run(tmp_path / "train.py", RANKS, "-bb") == ["1 ([1, 9], ['Squares', 'Squares'])"]
+def test_a_rank_that_a_script_spawns_has_workers_also_where_comparing_bytes_with_text_is_an_error(program: Any) -> None:
+    assert program(RANKS, "-bb").end() == (0, "1 ([1, 9], ['Squares', 'Squares'])\n", "")
 
 
 # ------------------------------------------------------------------------------------------------ errors
@@ -330,19 +288,17 @@ def test_what_the_error_for_a_handle_advises_suits_processes_and_threads(kind: A
     assert workers == inline
     table.open.connection.close()
     gc.collect()
+    workers, inline = with_and_without_workers(Stream(), worker_type=kind)
+    assert workers == inline
 
 
-def test_a_stream_in_worker_threads_may_hold_a_threading_local() -> None:
-    class Stream(IterableDataset[int]):
-        def __init__(self) -> None:
-            self.own = threading.local()
+class Stream(IterableDataset[int]):
+    def __init__(self) -> None:
+        self.own = threading.local()
 
-        def __iter__(self) -> Iterator[int]:
-            self.own.read = [1, 2]
-            yield from self.own.read
-
-    with DataLoader(Stream(), 2, num_workers=1, worker_type="thread") as loader:
-        assert plain(loader) == [[1, 2]]
+    def __iter__(self) -> Iterator[int]:
+        self.own.read = [1, 2]
+        yield from self.own.read
 
 
 FIRED: list[int] = []
@@ -397,8 +353,8 @@ thread.join()
 
 
 @pytest.mark.slow
-def test_a_fork_while_another_thread_packs_a_dataset_has_workers_of_its_own(tmp_path: Path) -> None:
-    assert run(tmp_path / "forks.py", FORKED, "-Wignore::DeprecationWarning") == ["[[0, 1], [2, 3]]", "0"]
+def test_a_fork_while_another_thread_packs_a_dataset_has_workers_of_its_own(program: Any) -> None:
+    assert program(FORKED, "-Wignore::DeprecationWarning").end() == (0, "[[0, 1], [2, 3]]\n0\n", "")
 
 
 # ------------------------------------------------------------------------------------------------ settings
@@ -460,33 +416,39 @@ def other_settings() -> Iterator[None]:
     locale.setlocale(locale.LC_ALL, before)
 
 
-@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.usefixtures("other_settings")
-def test_settings_of_numpy_decimal_and_locale_hold_in_workers(method: str) -> None:
-    with DataLoader(Settings(), 1, num_workers=1, collate_fn=list, multiprocessing_context=method) as loader:
+def test_settings_of_numpy_decimal_and_locale_hold_in_workers() -> None:
+    with DataLoader(Settings(), 1, num_workers=1, collate_fn=list) as loader:
         assert [*loader] == [[Settings()[0]]] * 4
 
 
 class Zeros(Four):
+    def __init__(self, shared: Any) -> None:
+        self.shared = shared
+
     def __getitem__(self, index: int) -> Any:
         import torch
 
+        self.shared[index] = index + 1
         return str(torch.zeros(1).dtype), torch.get_deterministic_debug_mode()
 
 
 @pytest.mark.slow
-def test_torchs_settings_hold_in_workers() -> None:
+def test_torchs_settings_and_shared_tensors_are_the_same_in_workers() -> None:
     torch = pytest.importorskip("torch")
+    cells = torch.zeros(8, dtype=torch.bfloat16).share_memory_()[4:]
     torch.set_default_dtype(torch.float64)
     torch.use_deterministic_algorithms(True)
     try:
-        with DataLoader(Zeros(), 1, num_workers=1, collate_fn=list) as loader:
+        with DataLoader(Zeros(cells), 1, num_workers=1, collate_fn=list) as loader:
             assert [*loader] == [[("torch.float64", 2)]] * 4
     finally:
         torch.set_default_dtype(torch.float32)
         torch.use_deterministic_algorithms(False)
+    assert cells.tolist() == [1, 2, 3, 4]
 
 
+@pytest.mark.slow
 def test_workers_import_torch_for_settings_that_change_results_only() -> None:
     torch = pytest.importorskip("torch")
     from agnoload_torch import TorchBackend

@@ -1,4 +1,4 @@
-"""Long runs: workers killed again and again, and a million batches."""
+"""Long runs: workers killed again and again, and a hundred thousand batches."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def chaos(epochs: int, method: str, seed: int) -> None:
     after = resources()
     assert before is not None
     assert after[:2] == before[:2]
-    assert after[2] - before[2] < 4 << 20
+    assert after[2] - before[2] < 2 << 20
     loader.close()
 
 
@@ -75,22 +75,15 @@ def kill(process: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["forkserver", "fork"])
-def test_an_epoch_in_which_a_worker_is_killed_is_bit_identical(method) -> None:
-    chaos(4, method, seed=1)
+@pytest.mark.parametrize(("method", "epochs"), [("forkserver", 60), ("fork", 20)])
+def test_epochs_in_which_a_worker_is_killed_are_bit_identical_and_nothing_grows(method, epochs) -> None:
+    chaos(epochs, method, seed=2)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["forkserver", "fork"])
-def test_two_hundred_epochs_in_which_a_worker_is_killed_are_bit_identical_and_nothing_grows(method) -> None:
-    chaos(200, method, seed=2)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
-def test_kills_at_moments_that_nobody_chose(seed) -> None:
+def test_kills_at_moments_that_nobody_chose() -> None:
     """A thread kills workers by the clock, so deaths come between any two lines."""
-    rng = random.Random(seed)
+    rng = random.Random(0)
     calm = list(DataLoader(Draws(), 2, shuffle=True, seed=11, collate_fn=collate))
     for _ in range(40):
         loader = DataLoader(Draws(), 2, shuffle=True, seed=11, collate_fn=collate, num_workers=2, max_worker_restarts=1)
@@ -104,13 +97,13 @@ def test_kills_at_moments_that_nobody_chose(seed) -> None:
         os.close(victim)
 
 
-MILLION = """
+LONG = """
 import os, sys, psutil
 import numpy as np
 import agnoload
 
 class Data:
-    def __len__(self): return {batches} * 4
+    def __len__(self): return 400_000
     def __getitem__(self, index): return np.full(8, index), index
 
 def private(pid):
@@ -120,26 +113,18 @@ loader = agnoload.DataLoader(Data(), 4, num_workers=2, prefetch_factor=8)
 batches = iter(loader)
 pids = [os.getpid(), *batches._pool.pids().values()]
 for number, batch in enumerate(batches):
-    if number == {warm}:
+    if number == 10_000:
         before = [private(pid) for pid in pids]
-    if number == {batches} - 32:
+    if number == 99_968:
         after = [private(pid) for pid in pids]
-assert number == {batches} - 1
+assert number == 99_999
 print(*[(b - a) / 2**20 for a, b in zip(before, after)])
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [1_000_000])
-def test_the_memory_of_a_run_of_a_million_batches_is_flat(count, program) -> None:
-    one = program(MILLION.format(batches=count, warm=10_000))
-    out, err = one.process.communicate()
+def test_the_memory_of_a_run_of_a_hundred_thousand_batches_is_flat(program) -> None:
+    """Five bytes a batch would be too many."""
+    out, err = program(LONG).process.communicate()
     assert err == ""
-    assert all(float(grown) <= 5 for grown in out.split()), out
-
-
-@pytest.mark.slow
-def test_the_memory_of_a_run_of_ten_thousand_batches_is_flat(program) -> None:
-    code, out, err = program(MILLION.format(batches=10_000, warm=2_000)).end()
-    assert (code, err) == (0, "")
-    assert all(float(grown) <= 5 for grown in out.split()), out
+    assert all(float(grown) <= 0.5 for grown in out.split()), out

@@ -4,26 +4,19 @@ from __future__ import annotations
 
 import collections
 import datetime
-import functools
 import gzip
-import io
 import json
-import tarfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import agnoload
-from agnoload import CollateError, DataLoader, FileStream, OptionError, read_jsonl, read_lines, read_parquet, read_tar
+from agnoload import CollateError, DataLoader, FileStream, OptionError, read_jsonl, read_lines, read_parquet
 from agnoload.testing import check_resume
-
-EVERYONE = [
-    pytest.param({"num_workers": 0}, id="none"),
-    pytest.param({"num_workers": 2}, id="processes"),
-    pytest.param({"num_workers": 2, "worker_type": "thread"}, id="threads"),
-]
 
 
 class Count(agnoload.IterableDataset):
@@ -60,10 +53,6 @@ class Drawn(Documents):
 GOOD = Count(2).map('{{"x": {}}}'.format)
 
 
-def tokens_of(number):
-    return list(range(10 * number, 10 * number + number % 5))
-
-
 @pytest.fixture
 def lines(tmp_path: Path) -> FileStream[str]:
     """Two files of records; the second record of the second file is bad."""
@@ -78,34 +67,31 @@ def notes_of(stream: Any, **options: Any) -> str:
     return "\n".join(caught.value.__notes__)
 
 
-@pytest.mark.parametrize("workers", EVERYONE)
-def test_an_error_of_a_function_names_the_file_and_the_record(lines, workers, tmp_path):
+@pytest.mark.parametrize("workers", [{}, {"num_workers": 2}, {"num_workers": 2, "worker_type": "thread"}], ids=str)
+def test_an_error_of_a_function_or_a_reader_names_the_file_and_the_record(lines, workers, tmp_path):
     where = f"at record 2 of {tmp_path / 'b.jsonl'} (the first is record 1)"
     assert notes_of(lines.map(json.loads), **workers).count(where) == 1
+    (tmp_path / "cut.txt.gz").write_bytes(gzip.compress(b"one\ntwo\n")[:-9])
+    cut = FileStream([tmp_path / "a.jsonl", tmp_path / "cut.txt.gz"], read_lines)
+    assert f"of {tmp_path / 'cut.txt.gz'} (the first is record 1)" in notes_of(cut, **workers)
 
 
-@pytest.mark.parametrize(
-    "derived",
-    [
-        lambda lines: lines.filter(json.loads),
-        lambda lines: lines.filter(len).shuffle(2).map(str.strip).map(json.loads),
-        lambda lines: (lines + GOOD).map(json.loads),
-        lambda lines: agnoload.Mixture([lines, GOOD], [1, 1], stop="last").map(json.loads),
-        lambda lines: lines.split_by_rank(0, 1).take(5).map(json.loads),
-        lambda lines: lines.map(json.loads).batch(2),
-        lambda lines: lines.map(json.loads).pack(2, key="x"),
-    ],
-    ids=["filter", "shuffle", "chain", "mixture", "take", "batch", "pack"],
-)
-def test_it_does_so_whatever_the_stream_is_made_into(lines, derived, tmp_path):
-    stream = derived(lines)
-    if "pack" in repr(stream):
-        stream = derived(lines.map(lambda line: line.replace(": ", ": [").replace("}", "]}")))
+def test_it_does_so_whatever_the_stream_is_made_into(lines, tmp_path):
     where = f"at record 2 of {tmp_path / 'b.jsonl'} (the first is record 1)"
-    assert notes_of(stream).count(where) == 1
-    with pytest.raises(json.JSONDecodeError) as caught:
-        list(stream)
-    assert caught.value.__notes__ == [where]
+    rows = lines.map(lambda line: line.replace(": ", ": [").replace("}", "]}"))
+    for stream in (
+        lines.filter(json.loads),
+        lines.filter(len).shuffle(2).map(str.strip).map(json.loads),
+        (lines + GOOD).map(json.loads),
+        agnoload.Mixture([lines, GOOD], [1, 1], stop="last").map(json.loads),
+        lines.split_by_rank(0, 1).take(5).map(json.loads),
+        lines.map(json.loads).batch(2),
+        rows.map(json.loads).pack(2, key="x"),
+    ):
+        assert notes_of(stream).count(where) == 1, stream
+        with pytest.raises(json.JSONDecodeError) as caught:
+            list(stream)
+        assert caught.value.__notes__ == [where]
 
 
 def test_what_was_left_out_is_listed_with_its_file_and_record(lines, tmp_path):
@@ -113,14 +99,6 @@ def test_what_was_left_out_is_listed_with_its_file_and_record(lines, tmp_path):
         assert [batch["x"].tolist() for batch in loader] == [[1, 2, 3, 5]]
         (failure,) = loader.stats().failed
     assert failure.error.endswith(f"; at record 2 of {tmp_path / 'b.jsonl'} (the first is record 1)")
-
-
-@pytest.mark.parametrize("workers", EVERYONE)
-def test_a_file_that_was_cut_short_is_named(tmp_path, workers):
-    paths = [tmp_path / "whole.txt.gz", tmp_path / "cut.txt.gz"]
-    for path in paths:
-        path.write_bytes(gzip.compress(b"one\ntwo\n")[: -9 if path.name == "cut.txt.gz" else None])
-    assert f"of {paths[1]} (the first is record 1)" in notes_of(FileStream(paths, read_lines), **workers)
 
 
 def test_records_of_json_are_read_and_an_error_names_the_line(tmp_path):
@@ -143,73 +121,61 @@ def test_a_file_whose_name_holds_a_star_is_a_file(tmp_path):
     assert list(FileStream(path, read_lines)) == ["one"]
 
 
-@pytest.mark.parametrize("text", ["data.txt", b"data.txt"])
-def test_text_as_a_dataset_is_refused(text):
-    with pytest.raises(OptionError, match=r"must hold samples, got the (str|bytes) b?'data.txt'.*FileStream"):
-        DataLoader(text)
+def test_text_as_a_dataset_is_refused():
+    for text in ("data.txt", b"data.txt"):
+        with pytest.raises(OptionError, match=r"must hold samples, got the (str|bytes) b?'data.txt'.*FileStream"):
+            DataLoader(text)
 
 
-@pytest.mark.parametrize(
-    ("stream", "part"),
-    [
+def test_the_warning_of_a_replay_names_the_part_without_a_state():
+    for stream, part in (
         (Count(9).map(str), r"Count\(9 items\)"),
         (agnoload.Mixture([Count(9).shuffle(3)], [1]), r"Count\(9 items\).shuffle\(3\)"),
-    ],
-    ids=["stream", "shuffle"],
-)
-def test_the_warning_of_a_replay_names_the_part_without_a_state(stream, part):
-    with DataLoader(stream, 2) as loader:
+    ):
+        loader, again = DataLoader(stream, 2), DataLoader(stream, 2)
         next(iter(loader))
-        state = loader.state_dict()
-    with DataLoader(stream, 2) as loader:
-        loader.load_state_dict(state)
+        again.load_state_dict(loader.state_dict())
         with pytest.warns(agnoload.AgnoloadWarning, match=rf"no state_dict of its own \({part} has none\)"):
-            list(loader)
+            list(again)
 
 
 # -- take, batch and pack
 
 
-MADE = {
-    "take": (Count(20).take(9), 2),
-    "take of a shuffled stream": (Count(20).shuffle(4).take(11), 2),
-    "take of shards": (Documents().map(len).take(16), 2),
-    "batch": (Count(11).batch(3), None),
-    "batch of shards": (Documents().map(len).shuffle(3).batch(3), None),
-    "pack": (Count(20).map(tokens_of).pack(7), 2),
-    "pack of shards": (Documents().pack(5, value=-1), 2),
-    "pack of shuffled shards": (Documents().shuffle(3).pack(5), 2),
-    "pack of a share": (Documents().split_by_rank(1, 2).pack(5), 2),
-    "pack of shards that draw their order": (Drawn().pack(5), 2),
-    "take of shards that draw their order": (Drawn().map(sum).take(11), 2),
-    "share of packed shards": (Documents().pack(5).split_by_rank(0, 2), 2),
-    "share of packed rows": (Count(20).map(tokens_of).pack(7).split_by_rank(0, 2), 2),
+NUMBERS = {"numbers": Count(20), "shards": Documents().map(len), "drawn shards": Drawn().map(sum)}
+SEQUENCES = {
+    "numbers": Count(20).map(lambda number: list(range(10 * number, 10 * number + number % 5))),
+    "shards": Documents(),
+    "drawn shards": Drawn(),
 }
+CUTS = st.lists(st.sampled_from(["shuffle", "take", "split"]), max_size=3, unique=True)
 
 
-@pytest.mark.parametrize("name", MADE)
-def test_they_are_the_same_for_any_workers_and_resume_exactly(name):
-    stream, size = MADE[name]
-    check_resume(lambda num_workers: DataLoader(stream, size, num_workers=num_workers, worker_type="thread", seed=3))
+def derived(stream: Any, cuts: list[str]) -> Any:
+    for cut in cuts:
+        stream = stream.split_by_rank(1, 2) if cut == "split" else getattr(stream, cut)(3 if cut == "shuffle" else 11)
+    return stream
 
 
-def test_so_they_are_over_files_in_processes(tmp_path):
+@pytest.mark.slow
+@settings(max_examples=15)
+@given(source=st.sampled_from([*NUMBERS]), pack=st.booleans(), before=CUTS, after=CUTS, size=st.sampled_from([None, 2]))
+def test_streams_that_are_taken_from_batched_and_packed_resume_exactly(source, pack, before, after, size):
+    made = derived((SEQUENCES if pack else NUMBERS)[source], before)
+    made = derived(made.pack(5, value=-1) if pack else made.batch(3), [cut for cut in after if cut not in before])
+
+    def make(num_workers: int) -> DataLoader:
+        return DataLoader(made, size, num_workers=num_workers, worker_type="thread", seed=3, collate_fn=list)
+
+    check_resume(make)
+
+
+def test_packed_files_resume_exactly_in_processes(tmp_path):
     for number in range(4):
         records = [json.dumps({"tokens": list(range(length))}) for length in range(number, 2 * number + 2)]
         (tmp_path / f"{number}.jsonl").write_text("\n".join(records))
     rows = FileStream(sorted(tmp_path.glob("*.jsonl")), read_jsonl, lanes=3).pack(6, key="tokens")
     check_resume(lambda num_workers: DataLoader(rows, 3, num_workers=num_workers))
-
-
-@pytest.mark.parametrize("n", [0, 4, 9])
-def test_take_ends_after_the_first_samples_of_the_merged_stream(n):
-    stream = Documents().map(len)
-    assert list(stream.take(n)) == list(stream)[:n]
-    with DataLoader(stream.take(n), 100, num_workers=2, worker_type="thread") as loader:
-        assert [length for batch in loader for length in batch.tolist()] == list(stream)[:n]
-    assert len(Count(5).take(n)) == min(n, 5)
-    with pytest.raises(TypeError, match="length is not known"):
-        len(stream.take(n))
 
 
 def test_batches_are_lists_that_can_be_collated_in_the_stream():
@@ -220,60 +186,7 @@ def test_batches_are_lists_that_can_be_collated_in_the_stream():
         assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3], [4]]
 
 
-def test_packed_rows_hold_every_token_once_in_pieces_that_are_numbered():
-    """Against the plainest way there is: all tokens of a lane in one line, cut."""
-    stream = Documents()
-    found = list(stream.pack(5, value=-1))
-    wanted = []
-    for lane in range(3):
-        pairs = [
-            (token, number, place)
-            for number, tokens in enumerate(t for shard in range(lane, 5, 3) for t in stream.shard(shard))
-            for place, token in enumerate(tokens.tolist())
-        ]
-        wanted += [pairs[start : start + 5] for start in range(0, len(pairs), 5)]
-    for row, pairs in zip(found, wanted, strict=True):
-        tokens, sequences, _ = map(list, zip(*pairs, strict=True))
-        missing = 5 - len(pairs)
-        segments = [1 + sorted(set(sequences)).index(sequence) for sequence in sequences]
-        positions = [segments[:place].count(segment) for place, segment in enumerate(segments)]
-        assert row["tokens"].tolist() == tokens + [-1] * missing
-        assert row["segment_ids"].tolist() == segments + [0] * missing
-        assert row["positions"].tolist() == positions + [0] * missing
-        assert [array.dtype for array in row.values()] == [np.int32] * 3
-
-
-def test_what_is_no_sequence_of_token_ids_is_refused():
-    with pytest.raises(OptionError, match=r"token ids.*key=.*got list \(shape \(1,\), dtype float64\)"):
-        list(agnoload.ChainDataset([iter([[0.5]])]).pack(4))
-
-
-# -- tar and Parquet
-
-
-def tar(path: Path, *names: str) -> Path:
-    with tarfile.open(path, "w") as archive:
-        for name in names:
-            archive.addfile(tarfile.TarInfo(name), io.BytesIO())
-    return path
-
-
-def test_a_tar_that_holds_a_sample_in_two_places_is_refused(tmp_path):
-    path = tar(tmp_path / "a.tar", "0.jpg", "1.jpg", "0.txt", "1.txt")
-    with pytest.raises(OptionError, match=r"0.txt is at byte 1024, away from the others of '0' at byte 0.*--sort"):
-        list(read_tar(path))
-    samples = read_tar(path, start=1)
-    with pytest.raises(OptionError, match=r"0\.txt is at byte 1024"):
-        list(samples)
-
-
-def test_names_with_dots_are_cut_at_the_last_one(tmp_path):
-    path = tar(tmp_path / "a.tar", "x.y/img_0.10.png", "x.y/img_0.10.cls", "x.y/img_0.11.png", ".hidden.png", "plain")
-    samples = list(FileStream(path, functools.partial(read_tar, dot="last")))
-    assert [list(sample) for sample in samples] == [["__key__", "png", "cls"], ["__key__", "png"], ["__key__", ""]]
-    assert [sample["__key__"] for sample in samples] == ["x.y/img_0.10", "x.y/img_0.11", "plain"]
-    with pytest.raises(OptionError, match="dot must be"):
-        list(read_tar(path, dot="middle"))
+# -- Parquet
 
 
 def test_time_stamps_of_parquet_with_a_zone_are_batched_in_utc(tmp_path):
@@ -319,6 +232,7 @@ def test_a_series_is_a_dataset_only_if_its_labels_are_its_places():
             DataLoader(pandas.Series([5, 6], index=labels))
 
 
+@pytest.mark.slow
 def test_a_table_that_has_rows_by_index_is_a_dataset():
     datasets = pytest.importorskip("datasets")
     (batch,) = DataLoader(datasets.Dataset.from_dict(COLUMNS), 2)
@@ -348,14 +262,10 @@ def test_named_tuples_that_are_made_for_each_row_are_batched():
         agnoload.default_collate([kind(1, 2) for kind in kinds])
 
 
-@pytest.mark.parametrize(
-    "values",
-    [range(1, 3), collections.UserList([1, 2]), collections.deque([1, 2]), memoryview(b"\1\2")],
-    ids=lambda values: type(values).__name__,
-)
-def test_any_sequence_is_batched_place_by_place(values):
-    batch = agnoload.default_collate([values, [3, 4]])
-    assert [part.tolist() for part in batch] == [[1, 3], [2, 4]]
+def test_any_sequence_is_batched_place_by_place():
+    for values in (range(1, 3), collections.UserList([1, 2]), collections.deque([1, 2]), memoryview(b"\1\2")):
+        batch = agnoload.default_collate([values, [3, 4]])
+        assert [part.tolist() for part in batch] == [[1, 3], [2, 4]]
 
 
 class Encoded(collections.UserDict):
@@ -402,9 +312,6 @@ def test_mappings_of_the_users_are_put_together_again(backend):
     held = Moving({"n": np.arange(2)})
     (batch,) = DataLoader([1, 2], 2, collate_fn=lambda _: held, backend=backend)
     assert batch is held
-
-
-def test_a_mapping_with_nothing_to_convert_stays_as_it_is():
     held = Rows({"n": "text"})
     assert agnoload.map_leaves(lambda leaf: leaf, held) is held
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import json
 import math
 from collections import namedtuple
 from collections.abc import Callable, Iterator
@@ -11,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agnoload import BackendUnavailable, DataLoader, OptionError, StateError
+from agnoload import BackendUnavailable, DataLoader, OptionError
 
 Pair = namedtuple("Pair", ["left", "right"])
 
@@ -176,7 +174,8 @@ def check(data: Data, batches: list[list[int]] | None, options: dict[str, Any]) 
             assert all(map(same, got, expected))
 
 
-@settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@pytest.mark.slow
+@settings(max_examples=40)
 @given(plans())
 def test_a_loader_gives_what_ten_lines_of_python_give(
     plan: tuple[Data, list[list[int]] | None, dict[str, Any]],
@@ -184,24 +183,15 @@ def test_a_loader_gives_what_ten_lines_of_python_give(
     check(*plan)
 
 
-@pytest.mark.slow
-@settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
-@given(plans())
-def test_a_loader_gives_what_ten_lines_of_python_give_at_length(plan) -> None:
-    check(*plan)
-
-
 # ---------------------------------------------------------------------------------------------- illegal ones
 
-VALUES = st.sampled_from(
-    [
-        None, -1, 0, 1, 2, 2.5, 1e300, math.nan, math.inf, True, False, "x", "", b"x", [], [0, 1], [[0], [1]], {},
-        set(), object(), np.array([1, 2]), np.array(3), np.int64(3), np.float64(2), np.bool_(True), 1j, (), range(3),
-        int, len, "spawn", "thread", "skip", "auto", "numpy", 1 << 70, "cuda:0", np.random.default_rng(0),
-        np.array([["a"]]),
-        Ellipsis, OSError, (OSError,), 0.5,
-    ]
-)  # fmt: skip
+NUMBERS = [None, -1, 0, 1, 2, 3, 2.5, 1e300, math.nan, math.inf, True, False, 1 << 70, "x", "", [], [1], [[0], [1]], {}]
+ODD = [
+    *NUMBERS, b"x", set(), object(), np.array([1, 2]), np.array(3), np.int64(3), np.float64(2), np.bool_(True), 1j, (),
+    range(3), int, len, "spawn", "thread", "skip", "auto", "numpy", "cuda:0", np.random.default_rng(0),
+    np.array([["a"]]), Ellipsis, OSError, (OSError,), 0.5,
+]  # fmt: skip
+VALUES = st.sampled_from(ODD)
 NAMES = st.sampled_from(
     [
         "batch_size", "shuffle", "sampler", "batch_sampler", "num_workers", "collate_fn", "pin_memory", "drop_last",
@@ -214,7 +204,7 @@ DATASETS = st.sampled_from([range(10), [], {"a": 1}, iter(()), None, 3, "abc", n
 
 
 @pytest.mark.filterwarnings("ignore")
-@settings(max_examples=600, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150)
 @given(DATASETS, st.dictionaries(NAMES, VALUES, max_size=3))
 def test_what_cannot_work_is_refused_by_the_constructor(dataset: Any, options: dict[str, Any]) -> None:
     try:
@@ -224,18 +214,15 @@ def test_what_cannot_work_is_refused_by_the_constructor(dataset: Any, options: d
     loader.close()
 
 
-NUMBERS = st.sampled_from([-1, 0, 1, 2, 2.5, math.nan, True, None, "x", [], np.int64(2), 1 << 70])
-
-
 @pytest.mark.filterwarnings("ignore")
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100)
 @given(
     st.dictionaries(
         st.sampled_from(
             ["batch_size", "shuffle", "drop_last", "timeout", "prefetch_factor", "persistent_workers", "in_order",
              "seed", "max_worker_restarts", "max_failed", "generator", "pin_memory_device", "num_workers"]
         ),
-        NUMBERS,
+        st.sampled_from([*NUMBERS, np.int64(2)]),
         max_size=3,
     )
 )  # fmt: skip
@@ -250,50 +237,3 @@ def test_what_the_constructor_takes_works(options: dict[str, Any]) -> None:
     with loader:
         got = list(loader)
         assert len(got) == len(loader)
-
-
-# ---------------------------------------------------------------------------------------------- states
-
-JUNK = st.sampled_from(
-    [None, -1, 0, 3, 1 << 70, 2.5, math.nan, True, "x", "", [], [1], [[1, 2]], [["a", 1]], {}, {"a": 1}]
-)
-
-
-def paths(state: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The way to everything within a state."""
-    yield path
-    items = state.items() if isinstance(state, dict) else enumerate(state) if isinstance(state, list) else ()
-    for key, inner in items:
-        yield from paths(inner, (*path, key))
-
-
-def changed(state: Any, path: tuple[Any, ...], value: Any) -> Any:
-    if not path:
-        return value
-    state = copy.deepcopy(state)
-    inner = state
-    for key in path[:-1]:
-        inner = inner[key]
-    if value is KeyError:
-        del inner[path[-1]]
-    else:
-        inner[path[-1]] = value
-    return state
-
-
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.data(), st.booleans(), st.integers(0, 4))
-def test_a_state_that_is_not_one_of_ours_is_refused_or_goes_on(data: st.DataObject, in_order: bool, taken: int) -> None:
-    loader = DataLoader(range(10), 3, shuffle=True, seed=0, in_order=in_order)
-    batches = iter(loader)
-    for _ in range(taken):
-        next(batches)
-    state = json.loads(json.dumps(loader.state_dict()))
-    path = data.draw(st.sampled_from(sorted(paths(state), key=repr)))
-    value = data.draw(st.one_of(JUNK, st.just(KeyError)) if path else JUNK)
-    other = DataLoader(range(10), 3, shuffle=True, in_order=in_order)
-    try:
-        other.load_state_dict(changed(state, path, value))
-        list(other)
-    except StateError:
-        return

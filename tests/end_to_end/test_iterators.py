@@ -1,23 +1,26 @@
-"""Several iterators over one loader, and a state that is loaded while one is under way."""
+"""Several iterators over one loader, and states that are loaded while some are under way."""
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import agnoload
 from agnoload import DataLoader
 
 POOLS = {
-    "inline": {},
     "processes": {"num_workers": 2},
     "kept": {"num_workers": 2, "persistent_workers": True},
     "threads": {"num_workers": 2, "worker_type": "thread"},
 }
-each_pool = pytest.mark.parametrize("pool", POOLS.values(), ids=POOLS)
+COUNT = 4
+"""Batches of an epoch."""
 
 
 class Draws(agnoload.Dataset):
@@ -39,98 +42,78 @@ class OwnDraws(Draws):
         return index, agnoload.sample_rng().random()
 
 
-def make(pool, **options):
-    return DataLoader((OwnDraws if "worker_type" in pool else Draws)(), 4, shuffle=True, seed=3, **pool, **options)
+def make(kind=Draws, **pool):
+    return DataLoader(kind(), 4, shuffle=True, seed=3, **pool)
 
 
 def plain(batches):
     return [[field.tolist() for field in batch] for batch in batches]
 
 
-def unbroken(pool, count=3):
-    with make(pool) as loader:
-        return [plain(loader) for _ in range(count)]
+@functools.cache
+def unbroken(kind=Draws):
+    with make(kind) as loader:
+        return [plain(loader) for _ in range(12)]
 
 
-@pytest.mark.slow
-@each_pool
-def test_each_iterator_is_an_epoch_of_its_own_however_they_take_turns(pool):
-    first, second, third = unbroken({**pool, "num_workers": 0})
-    with make(pool) as loader:
+@settings(max_examples=40)
+@given(steps=st.lists(st.tuples(st.sampled_from(["iter", "next", "next", "save", "load", "junk"]), st.integers(0, 9))))
+def test_each_iterator_is_an_epoch_of_its_own_and_the_state_is_that_of_the_last_one(steps):
+    """Against a model: each iterator is at a place, and so is the state that counts for the next one."""
+    loader, epochs = make(), unbroken()
+    iterators, places, saved = [], [], []
+    following, here, latest = (0, 0), (0, 0), None
+    for step, choice in steps:
+        if step == "iter" and following[0] < len(epochs) - 1:
+            iterators.append(iter(loader))
+            places.append(following)
+            latest, following = len(places) - 1, (following[0] + 1, 0)
+        elif step == "next" and places:
+            one = choice % len(places)
+            epoch, number = places[one]
+            wanted = epochs[epoch][number : number + 1]
+            assert plain([batch for batch in [next(iterators[one], None)] if batch is not None]) == wanted
+            places[one] = epoch, number + len(wanted)
+        elif step == "save":
+            saved.append((here, json.dumps(loader.state_dict())))
+        elif step == "load" and saved:
+            following, text = saved[choice % len(saved)]
+            loader.load_state_dict(json.loads(text))
+            latest = None
+        elif step == "junk":
+            with pytest.raises(agnoload.StateError):
+                loader.load_state_dict(loader.state_dict() | {"position": 99})
+        here = following if latest is None else places[latest]
+        here = (here[0] + 1, 0) if here[1] == COUNT else here
+        state = loader.state_dict()
+        assert (state["epoch"], state["position"]) == (here[0], 4 * here[1])
+
+
+@pytest.mark.parametrize("name", POOLS)
+def test_workers_serve_iterators_that_take_turns_and_states_that_are_loaded_meanwhile(name):
+    pool = POOLS[name]
+    first, second, third, fourth, *_ = unbroken(OwnDraws if name == "threads" else Draws)
+    with make(OwnDraws if name == "threads" else Draws, **pool) as loader:
         one, two = iter(loader), iter(loader)
         found = [[], []]
-        for number in (0, 1, 1, 0, 1, 1, 0, 0):
+        for number in (0, 1, 1, 0, 1, 1, 0):
             found[number] += plain([next((one, two)[number])])
-        assert found == [first, second]
-        assert plain(loader) == third
-        assert next(one, None) is next(two, None) is None
-
-
-@pytest.mark.slow
-@each_pool
-def test_epoch_and_state_are_those_of_the_iterator_that_was_made_last(pool):
-    _, second, third = unbroken({**pool, "num_workers": 0})
-    with make(pool) as loader:
-        one, two = iter(loader), iter(loader)
-        next(two)
+        assert found == [first[:3], second]
         state = loader.state_dict()
-        next(one), next(one)
-        assert loader.state_dict() == state
-        assert (loader.epoch, state["epoch"], state["position"]) == (1, 1, 4)
-        with make(pool) as again:
-            again.load_state_dict(json.loads(json.dumps(state)))
-            assert [plain(again), plain(again)] == [second[1:], third]
-
-
-@each_pool
-def test_a_state_that_is_loaded_counts_for_the_next_iterator_and_not_for_one_under_way(pool):
-    first, second, _ = unbroken({**pool, "num_workers": 0})
-    with make(pool) as loader:
-        one = iter(loader)
-        found = plain([next(one)])
-        state = loader.state_dict()
-        found += plain([next(one)])
+        assert (loader.epoch, state["epoch"], state["position"]) == (2, 2, 0)
+        three = iter(loader)
+        assert plain([next(three)]) == third[:1]
         loader.load_state_dict(state)
-        assert loader.state_dict() == state
-        found += plain(one)
-        assert found == first
-        assert loader.state_dict() == state  # what the old one delivers does not move it
-        assert plain(loader) == first[1:]
-        assert plain(loader) == second
-
-
-@pytest.mark.slow
-@each_pool
-def test_a_state_may_be_loaded_again_and_again(pool):
-    first, second, _ = unbroken({**pool, "num_workers": 0})
-    with make(pool) as loader:
-        assert plain(loader) == first
-        end = loader.state_dict()
-        for _ in range(2):
-            loader.load_state_dict(end)
-            assert plain(loader) == second
-        start = make(pool).state_dict()
-        loader.load_state_dict(start)
-        assert plain(loader) == first
-
-
-@each_pool
-def test_a_refused_state_changes_nothing_for_an_iterator_under_way(pool):
-    first, second, _ = unbroken({**pool, "num_workers": 0})
-    with make(pool) as loader:
-        one = iter(loader)
-        found = plain([next(one)])
         with pytest.raises(agnoload.StateError):
-            loader.load_state_dict(loader.state_dict() | {"position": 99})
-        found += plain(one)
-        assert found == first
-        assert loader.state_dict()["epoch"] == 1
-        assert plain(loader) == second
+            loader.load_state_dict(state | {"position": 99})
+        assert [plain(one), plain(three)] == [first[3:], third[1:]]  # neither counts for the next one
+        assert loader.state_dict() == state
+        assert [plain(loader), plain(loader)] == [third, fourth]
 
 
 def test_dropping_the_older_of_two_changes_nothing():
-    _, second, third = unbroken({})
-    loader = make({})
+    _, second, third, *_ = unbroken()
+    loader = make()
     one, two = iter(loader), iter(loader)
     next(one)
     found = plain([next(two)])

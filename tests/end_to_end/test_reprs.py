@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import agnoload
 from agnoload.system import usable_cores
@@ -151,20 +153,23 @@ def test_no_public_class_shows_an_address(name: str) -> None:
     assert kind.__repr__ is not object.__repr__
 
 
-def test_long_and_many_lined_words_are_cut() -> None:
-    class Talker:
-        def __init__(self, text: str) -> None:
-            self.text = text
+class Talker:
+    def __init__(self, text: str) -> None:
+        self.text = text
 
-        def __repr__(self) -> str:
-            return self.text
+    def __repr__(self) -> str:
+        return self.text
 
-        def __len__(self) -> int:
-            return 3
+    def __len__(self) -> int:
+        return 3
 
-    assert brief(Talker("short")) == "short"
-    assert brief(Talker("two\nlines")) == "Talker(3 items)"
-    assert brief(Talker("long " * 100)) == "Talker(3 items)"
+
+@given(st.text() | st.integers(115, 125).map("x".__mul__))
+def test_long_and_many_lined_words_are_cut(text: str) -> None:
+    assert brief(Talker(text)) == (text if len(text) <= 120 and "\n" not in text else "Talker(3 items)")
+
+
+def test_what_is_built_in_and_long_is_counted() -> None:
     assert brief(np.zeros(1000)) == "ndarray(1000 items)"
     assert brief({"a": 1}) == "{'a': 1}"
 
@@ -193,6 +198,13 @@ def test_tqdm_shows_a_loader(make: Callable[[], Any], total: int | None, monkeyp
 # ---------------------------------------------------------------------------------------------- the machine
 
 
+def command(*arguments: str, code: str = "") -> tuple[int, str, str]:
+    start = ["-c", code] if code else ["-m", "agnoload"]
+    command = [sys.executable, "-W", "error", *start, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
 COMMAND = """
 import runpy, sys
 sys.modules.update(dict.fromkeys(["torch", "jax", "cupy"]))  # not installed, as far as an import can tell
@@ -200,12 +212,11 @@ runpy.run_module("agnoload", run_name="__main__", alter_sys=True)
 """
 
 
+@pytest.mark.slow
 def test_the_command_says_what_this_machine_offers() -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", COMMAND], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    lines = done.stdout.splitlines()
+    code, out, err = command(code=COMMAND)
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
     assert lines[0].startswith(f"agnoload {agnoload.__version__}, NumPy {np.__version__}, Python ")
     assert f"{usable_cores()} usable: " in lines[1]
     assert "GiB" in lines[2]
@@ -216,11 +227,11 @@ def test_the_command_says_what_this_machine_offers() -> None:
         assert f"pip install agnoload[{name}]" in listed[name]
 
 
+@pytest.mark.slow
 def test_the_command_says_what_it_is_for() -> None:
-    command = [sys.executable, "-W", "error", "-m", "agnoload"]
-    done = subprocess.run([*command, "--help"], capture_output=True, text=True, timeout=120, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("usage: python -m agnoload [-h]\n\nPrint what this machine offers a loader: ")
-    refused = subprocess.run([*command, "--halp"], capture_output=True, text=True, timeout=120, check=False)
-    assert (refused.returncode, refused.stdout) == (2, "")
-    assert "unrecognized arguments: --halp" in refused.stderr
+    code, out, err = command("--help")
+    assert (code, err) == (0, "")
+    assert out.startswith("usage: python -m agnoload [-h]\n\nPrint what this machine offers a loader: ")
+    code, out, err = command("--halp")
+    assert (code, out) == (2, "")
+    assert "unrecognized arguments: --halp" in err

@@ -21,6 +21,7 @@ from agnoload import AgnoloadWarning, DataLoader, DatasetNotPicklable
 from agnoload.transport import pickling
 
 METHODS = ("forkserver", pytest.param("spawn", marks=pytest.mark.slow))
+"""For what is not carried by the payload alone: trackers of names, locks with names, keys to log in."""
 
 
 class Holds:
@@ -76,20 +77,19 @@ KINDS: dict[str, Callable[[Path], Any]] = {
 }
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_a_worker_writes_into_shared_memory_is_seen_here(kind: str, method: str, tmp_path: Path) -> None:
-    cells = KINDS[kind](tmp_path)
-    list(DataLoader(Holds(mark, cells=cells), 2, num_workers=1, multiprocessing_context=method))
-    assert list(cells) == [1, 2, 3, 4]
+def test_what_a_worker_writes_into_shared_memory_is_seen_here(tmp_path: Path) -> None:
+    found = {}
+    for kind, make in KINDS.items():
+        (folder := tmp_path / kind).mkdir()
+        found[kind] = make(folder)
 
+    def mark_all(self: Any, index: int) -> int:
+        for cells in self.cells.values():
+            cells[index] = index + 1
+        return index
 
-@pytest.mark.slow
-def test_what_a_worker_writes_into_a_shared_tensor_is_seen_here() -> None:
-    torch = pytest.importorskip("torch")
-    cells = torch.zeros(8, dtype=torch.bfloat16).share_memory_()[4:]
-    list(DataLoader(Holds(mark, cells=cells), 2, num_workers=1))
-    assert cells.tolist() == [1, 2, 3, 4]
+    list(DataLoader(Holds(mark_all, cells=found), 2, num_workers=1))
+    assert {kind: list(cells) for kind, cells in found.items()} == {kind: [1, 2, 3, 4] for kind in KINDS}
 
 
 def test_shared_memory_that_no_other_process_can_open_is_named_once() -> None:
@@ -180,8 +180,15 @@ def use(self: Any, index: int) -> int:
     return index
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("library", [multiprocessing, multiprocess])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("library", "method"),
+    [
+        (multiprocess, "forkserver"),
+        (multiprocessing, "forkserver"),
+        pytest.param(multiprocessing, "spawn", marks=pytest.mark.slow),
+    ],
+)
 def test_locks_and_shared_values_that_have_names_are_shared_with_workers(library: Any, method: str) -> None:
     context = library.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
@@ -211,8 +218,7 @@ def test_a_lock_that_only_forks_can_have_is_refused_with_remedies_that_work(make
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", METHODS)
-def test_proxies_of_a_manager_log_in_from_workers(method: str) -> None:
+def test_proxies_of_a_manager_log_in_from_workers() -> None:
     def note(self: Any, index: int) -> int:
         self.outer["inner"][index] = True  # a proxy that comes out of another one
         return index
@@ -220,7 +226,7 @@ def test_proxies_of_a_manager_log_in_from_workers(method: str) -> None:
     with multiprocessing.get_context("spawn").Manager() as manager:
         inner = manager.dict()
         dataset = Holds(note, outer=manager.dict(inner=inner))
-        list(DataLoader(dataset, num_workers=2, multiprocessing_context=method))
+        list(DataLoader(dataset, num_workers=2))
         assert dict(inner) == dict.fromkeys(range(4), True)
         del dataset, inner
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib
 import os
 import pathlib
-import select
 import signal
-import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
@@ -258,77 +255,46 @@ def test_workers_find_the_program_as_it_is_though_the_modules_were_imported_befo
     monkeypatch.chdir(tmp_path)
 
 
-def gone(pids: list[int]) -> bool:
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            fd = os.pidfd_open(pid)
-            try:
-                poll = select.poll()
-                poll.register(fd, select.POLLIN)
-                if not poll.poll(20_000):
-                    return False
-            finally:
-                os.close(fd)
-    return True
+KILLED = """
+import mine, agnoload, os, psutil, signal
+batches = iter(agnoload.DataLoader(mine.Data(), 1, num_workers=2))
+next(batches)
+print(len(psutil.Process().children(recursive=True)), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
 
 
-def test_all_processes_end_with_a_parent_that_is_killed(module, tmp_path) -> None:
-    mine = module("mine")
-    mine.write(DATA)
-    text = f"""
-        import {mine.name}, agnoload, os, psutil, signal
-        batches = iter(agnoload.DataLoader({mine.name}.Data(), 1, num_workers=2))
-        next(batches)
-        print(*(child.pid for child in psutil.Process().children(recursive=True)), flush=True)
-        os.kill(os.getpid(), signal.SIGKILL)
-    """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(text)],
-        check=False,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    pids = [int(pid) for pid in done.stdout.split()]
-    assert len(pids) == 4  # the base, the template, two workers
-    assert gone(pids)
-
-
-def test_the_server_begins_with_the_loader_and_a_loader_that_is_never_iterated_leaves_nothing() -> None:
-    text = """
-        import agnoload, psutil
-        def children(): return len(psutil.Process().children())
-        found = [children()]
-        for end in (agnoload.DataLoader.close, lambda loader: None):
-            loader = agnoload.DataLoader(range(4), 2, num_workers=2)
-            found.append(children())
-            end(loader)
-            del loader
-            found.append(children())
-        threads = agnoload.DataLoader(range(4), 2, num_workers=2, worker_type="thread")
-        none = agnoload.DataLoader(range(4), 2)
-        forks = agnoload.DataLoader(range(4), 2, num_workers=2, multiprocessing_context="fork")
-        print(*found, children())
-    """
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", textwrap.dedent(text)],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert (done.stdout, done.stderr) == ("0 1 0 1 0 0\n", "")
+def test_all_processes_end_with_a_parent_that_is_killed(program, tmp_path) -> None:
+    (tmp_path / "mine.py").write_text(DATA)
+    one = program(KILLED)
+    assert one.line() == "4"  # the base, the template, two workers
+    one.end()
+    one.gone()
 
 
 NOTHING = """
-import agnoload
+import agnoload, psutil
 
+def children(): return len(psutil.Process().children())
+
+found = [children()]
+for end in (agnoload.DataLoader.close, lambda loader: None):
+    loader = agnoload.DataLoader(range(4), 2, num_workers=2)
+    found.append(children())
+    end(loader)
+    del loader
+    found.append(children())
+threads = agnoload.DataLoader(range(4), 2, num_workers=2, worker_type="thread")
+none = agnoload.DataLoader(range(4), 2)
+forks = agnoload.DataLoader(range(4), 2, num_workers=2, multiprocessing_context="fork")
+print(*found, children())
 with agnoload.DataLoader(range(4), 2, num_workers=1) as loader:
     batches = iter(loader)
     print(batches._pool.crew._server.forked_from, len(list(batches)), loader.stats().imported_apart)
 """
 
 
-def test_a_dataset_that_needs_nothing_has_no_process_between(program) -> None:
-    assert program(NOTHING).end() == (0, "None 2 ()\n", "")  # by itself: here others have loaded frameworks
+def test_the_server_lives_with_loaders_that_need_it_and_no_process_is_between_where_nothing_is_imported(
+    program,
+) -> None:
+    assert program(NOTHING, "-W", "error").end() == (0, "0 1 0 1 0 0\nNone 2 ()\n", "")

@@ -73,7 +73,7 @@ class Jaxen(agnoload.Dataset):
 def test_a_dataset_that_uses_jax_gives_the_same_in_workers_and_takes_no_device_there(jax: Any) -> None:
     dataset = Jaxen()
     alone = list(DataLoader(dataset, 5, backend="jax"))
-    with DataLoader(dataset, 5, backend="jax", num_workers=2) as loader:
+    with DataLoader(dataset, 5, backend="jax", num_workers=1) as loader:
         batches = list(loader)
     for number, (one, other) in enumerate(zip(alone, batches, strict=True)):
         for name, dtype in {"row": "float32", "half": "bfloat16", "count": "int32"}.items():

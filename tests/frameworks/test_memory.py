@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,11 +10,7 @@ import pytest
 
 import agnoload
 from agnoload import DataLoader
-
-HERE: dict[str, Any] = {"num_workers": 0}
-THREADS: dict[str, Any] = {"num_workers": 2, "worker_type": "thread"}
-SERVED: dict[str, Any] = {"num_workers": 2}
-SPAWNED: dict[str, Any] = {"num_workers": 2, "multiprocessing_context": "spawn"}
+from agnoload.batching.tree import walk
 
 
 @pytest.fixture(scope="module")
@@ -49,36 +46,30 @@ def spied() -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [HERE, THREADS, SERVED, SPAWNED])
-def test_tensors_lie_in_the_memory_of_the_batch(torch: Any, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2, "worker_type": "thread"}, {"num_workers": 2}])
+def test_tensors_lie_in_the_memory_of_the_batch_and_have_the_types_of_the_samples(
+    torch: Any, options: dict[str, Any]
+) -> None:
     spy = spied()
     with DataLoader(Numbered(), 4, backend=spy, persistent_workers=True, **options) as loader:
         kept = list(loader)
         tensors = [leaf for batch in kept for leaf in (batch["x"], batch["pair"][0], batch["pair"][1][0])]
         assert [tensor.data_ptr() for tensor in tensors] == spy.addresses
-        if options.get("worker_type") != "thread" and options["num_workers"]:
+        for number, batch in enumerate(kept):
+            rows = [*range(4 * number, 4 * number + 4)]
+            index, (short, names) = batch["pair"]
+            assert [leaf.dtype for leaf in (batch["x"], index, short)] == [torch.float32, torch.int64, torch.int16]
+            assert batch["x"].shape == (4, 3, 5)
+            assert batch["x"][:, 0, 0].tolist() == index.tolist() == short.tolist() == rows
+            assert names == [f"sample {n}" for n in rows]
+        if options == {"num_workers": 2}:
             arena = loader._keeper.kept._pools[0].arena
             slots = [arena[number].mapping for number in range(1, arena._next)]
             for tensor in tensors:
                 assert sum(m.address <= tensor.data_ptr() < m.address + m.nbytes for m in slots) == 1
             assert arena.lent == 10
-            del kept, tensors, tensor
+            del kept, batch, index, short, tensors, tensor
             assert arena.lent == 0
-
-
-@pytest.mark.parametrize("options", [HERE, SERVED])
-def test_structure_and_types_are_those_of_the_samples(torch: Any, options: dict[str, Any]) -> None:
-    with DataLoader(Numbered(), 4, backend="torch", **options) as loader:
-        for number, batch in enumerate(loader):
-            first = 4 * number
-            assert batch["x"].dtype is torch.float32
-            assert batch["x"].shape == (4, 3, 5)
-            assert batch["x"][:, 0, 0].tolist() == [*range(first, first + 4)]
-            index, (short, names) = batch["pair"]
-            assert (index.dtype, short.dtype) == (torch.int64, torch.int16)
-            assert index.tolist() == short.tolist() == [*range(first, first + 4)]
-            assert names == [f"sample {n}" for n in range(first, first + 4)]
-        assert number == 9
 
 
 def test_what_is_written_into_a_batch_does_not_reach_the_dataset(torch: Any) -> None:
@@ -102,40 +93,28 @@ class Filled(agnoload.Dataset):
         return {"x": np.full((16, 8), index, np.int32), "more": np.full(3, index, np.float32)}
 
 
-def through_numpy(batch: Any) -> Any:
-    return batch
+def torchs(name: str) -> Any:
+    return getattr(pytest.importorskip("torch"), name)
 
 
-def as_slice(batch: Any) -> Any:
-    return batch["x"][0, 3:7, ::2]
-
-
-def from_numpy(batch: Any) -> Any:
-    return pytest.importorskip("torch").from_numpy(batch["x"])[0, 1]
-
-
-def from_dlpack(batch: Any) -> Any:
-    return pytest.importorskip("torch").from_dlpack(batch["x"])
-
-
-def jax_from_dlpack(batch: Any) -> Any:
-    return pytest.importorskip("jax").numpy.from_dlpack(batch["x"])
-
-
-def leaves(value: Any) -> list[Any]:
-    return list(value.values()) if isinstance(value, dict) else [value]
-
-
-WAYS = {
-    "numpy": [through_numpy, as_slice, from_numpy, from_dlpack, jax_from_dlpack],
-    "torch": [through_numpy, as_slice],
-    "jax": [through_numpy],
+Way = Callable[[Any], Any]
+WAYS: dict[str, list[Way]] = {
+    "numpy": [
+        lambda batch: batch,
+        lambda batch: batch["x"][0, 3:7, ::2],
+        lambda batch: torchs("from_numpy")(batch["x"])[0, 1],
+        lambda batch: torchs("from_dlpack")(batch["x"]),
+        lambda batch: pytest.importorskip("jax").numpy.from_dlpack(batch["x"]),
+    ],
+    "torch": [lambda batch: batch, lambda batch: batch["x"][0, 3:7, ::2]],
+    "jax": [lambda batch: batch],
 }
+"""What of a batch is kept."""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", WAYS)
-def test_c05_batches_that_are_kept_stay_and_their_slots_come_free_with_the_last_view(backend: str) -> None:
+def test_batches_that_are_kept_stay_and_their_slots_come_free_with_the_last_view(backend: str) -> None:
     if backend != "numpy":
         pytest.importorskip(backend)
     with DataLoader(Filled(), num_workers=2, persistent_workers=True, backend=backend) as loader:
@@ -144,14 +123,14 @@ def test_c05_batches_that_are_kept_stay_and_their_slots_come_free_with_the_last_
             arena = loader._keeper.kept._pools[0].arena  # type: ignore[union-attr]
             assert arena.lent == 200
             for number, value in enumerate(kept):
-                assert all((np.asarray(leaf) == number).all() for leaf in leaves(value)), (way, number)
+                assert all((np.asarray(leaf) == number).all() for _, leaf in walk(value)), number
             del value
             kept[10:] = []
             assert arena.lent == 10
             for number, again in enumerate(loader):  # into the memory that has come free
                 assert (np.asarray(again["x"]) == number).all()
             del again
-            assert all((np.asarray(leaf) == 3).all() for leaf in leaves(kept[3]))
+            assert all((np.asarray(leaf) == 3).all() for _, leaf in walk(kept[3]))
             kept.clear()
             assert arena.lent == 0
             arena.trim()

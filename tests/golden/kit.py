@@ -59,14 +59,9 @@ def loader(name: str, **options: Any) -> DataLoader[Any, Any]:
     return DataLoader(**arguments, **options)
 
 
-def is_cut(name: str) -> bool:
-    """Whether only the first batches are read."""
-    return "steps" in CONFIGURATIONS[name]()
-
-
 def batches(name: str, loader: DataLoader[Any, Any]) -> Iterator[Any]:
     """Two epochs of batches, or the first ones."""
-    if is_cut(name):
+    if "steps" in CONFIGURATIONS[name]():
         yield from loader.steps(STEPS)
     else:
         for _ in range(EPOCHS):
@@ -108,10 +103,6 @@ def pieces(value: Any) -> Iterator[bytes]:
     else:
         assert isinstance(value, (str, bytes, int, float, bool, type(None))), type(value)
         yield f"{type(value).__name__} {value!r}".encode()
-
-
-def record() -> dict[str, list[str]]:
-    return json.loads(RECORD.read_text())  # type: ignore[no-any-return]
 
 
 # ---------------------------------------------------------------------------------------------- data
@@ -652,7 +643,7 @@ configurations(
 
 def main() -> None:
     """Write the file, and name what has changed."""
-    before = record() if RECORD.exists() else {}
+    before = json.loads(RECORD.read_text()) if RECORD.exists() else {}
     now = {name: sums(name) for name in CONFIGURATIONS}
     lines = (f"{json.dumps(name)}: {json.dumps(found)}" for name, found in now.items())
     RECORD.write_text("{\n" + ",\n".join(lines) + "\n}\n")

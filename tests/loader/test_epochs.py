@@ -106,7 +106,8 @@ def test_threads_load_no_more_ahead_either_and_without_workers_nothing_is(tmp_pa
     with DataLoader(Counted(calls, 10), num_workers=2, prefetch_factor=2, worker_type="thread") as loader:
         iterator = iter(loader)
         next(iterator)
-        pool, window = iterator._pool._pool, iterator._supply._window  # type: ignore[attr-defined]
+        pool: Any = iterator._pool
+        window = iterator._supply._window
         wait_until(lambda: pool._replies.qsize() + len(window._arrived) == 4)
         assert calls.stat().st_size == 5
     calls.unlink()

@@ -15,8 +15,9 @@ from typing import Any
 import multiprocess
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from agnoload.errors import AgnoloadWarning
 from agnoload.messages import Reply, Request, Start
 from agnoload.monitoring.logs import WorkerLogCapture
 from agnoload.pools import channel, crew
@@ -24,6 +25,7 @@ from agnoload.pools.channel import PACKED, STOP, ReplyTicket, RequestTicket
 from agnoload.pools.processes import ProcessPool
 from agnoload.pools.status import WorkerStatusBoard
 from agnoload.pools.worker import Worker
+from agnoload.system import method_of
 from agnoload.transport.arena import Arena
 from agnoload.transport.payload import DatasetNotPicklable
 from agnoload.transport.wire import decode
@@ -99,14 +101,6 @@ def filled(value: int, nbytes: int = 1000) -> Callable[[Any], Any]:
 # ------------------------------------------------------------------------------------------------ tickets
 
 
-def test_a_ticket_is_written_whole_or_not_at_all_and_all_that_are_under_way_fit_the_pipe() -> None:
-    pool = make(workers=3)
-    for size in (len(STOP.packed()), len(ReplyTicket(*[0] * 9, *[0.0] * 4).packed())):
-        assert size <= select.PIPE_BUF
-        assert size * (pool._channel.room + 3 + 1) <= 1 << 16
-    pool.close()
-
-
 def test_a_worker_can_be_driven_by_plain_pipes() -> None:
     arena = Arena(reserved=2, capacity=2)
     board = WorkerStatusBoard(arena.fd, 1)
@@ -160,13 +154,10 @@ def test_beyond_the_limit_batches_are_copied_out_and_their_slots_come_back(
     assert kept[20].ctypes.data % 64 == 0
 
 
-def test_memory_is_bounded_by_window_workers_and_one(pool: ProcessPool) -> None:
+def test_memory_is_bounded_by_window_workers_and_one_and_what_is_dropped_is_given_back(pool: ProcessPool) -> None:
     for value in range(50):
         assert answer(pool, filled(value, MIB))[0] == value
     assert pool.arena.nbytes() <= (2 + 1 + 1) * (MIB + 4096) + MIB // 2
-
-
-def test_slots_of_batches_that_were_dropped_together_are_given_back_to_the_system(pool: ProcessPool) -> None:
     kept = [answer(pool, filled(value, MIB)) for value in range(20)]
     assert pool.arena.nbytes() > 20 * MIB
     kept.clear()
@@ -174,25 +165,37 @@ def test_slots_of_batches_that_were_dropped_together_are_given_back_to_the_syste
     assert pool.arena.nbytes() < 5 * MIB
 
 
-def test_an_error_lends_nothing(pool: ProcessPool) -> None:
+@settings(max_examples=8)
+@given(st.lists(st.tuples(st.integers(0, 255), st.booleans()), min_size=1, max_size=40))
+def test_no_batch_that_is_kept_ever_changes_and_none_that_is_dropped_holds_a_slot(steps: list[Any]) -> None:
+    pool, kept = make(), []
+    for value, keep in steps:
+        batch = answer(pool, filled(value))
+        if keep:
+            kept.append((value, batch))
+        del batch
+    assert pool.arena.lent == len(kept)
+    assert all((batch == value).all() for value, batch in kept)
+    kept.clear()
+    assert pool.arena.lent == 0
+    pool.close()
+
+
+def test_an_error_or_a_batch_without_arrays_lends_nothing_and_takes_no_slot(pool: ProcessPool) -> None:
     def fail(empty: Any) -> None:
-        empty((1000,), np.uint8)
+        empty((100_000,), np.uint8)[:] = 1
         raise KeyError(np.arange(100))
 
-    with pytest.raises(KeyError) as caught:
-        answer(pool, fail)
+    for _ in range(30):
+        with pytest.raises(KeyError) as caught:
+            answer(pool, fail)
+        assert caught.value.args[0].tolist() == list(range(100))
+        assert len(answer(pool, lambda empty: "a" * 100_000)) == 100_000
     assert pool.arena.lent == 0
-    assert caught.value.args[0].tolist() == list(range(100))
+    assert pool.arena.nbytes() < 10 * 100_000
 
 
 # ------------------------------------------------------------------------------------------------ what cannot travel
-
-
-def test_a_batch_that_cannot_be_sent_is_an_error_that_says_so(pool: ProcessPool) -> None:
-    with pytest.raises(TypeError, match="pickle") as caught:
-        answer(pool, lambda empty: [empty((5,), np.uint8), threading.Lock()])
-    assert any("encoded in worker" in note for note in caught.value.__notes__)
-    assert answer(pool, filled(3)).tolist() == [3] * 1000
 
 
 class _Mine:
@@ -204,21 +207,22 @@ def _only_in(pid: int) -> Any:
     raise OSError("not here")
 
 
-def test_a_batch_that_cannot_be_read_is_an_error_of_that_batch(pool: ProcessPool) -> None:
-    with pytest.raises(OSError, match="not here") as caught:
-        answer(pool, lambda empty: [filled(1)(empty), _Mine()])
-    assert any("decoded" in note for note in caught.value.__notes__)
-    del caught
+def test_what_cannot_travel_is_an_error_of_its_own_request(pool: ProcessPool) -> None:
+    lock = threading.Lock()
+    with pytest.raises(TypeError, match="pickle"):  # at once, and the request is forgotten
+        ask(pool, lock)
+    for batch, kind, said in (
+        (lambda empty: [empty((5,), np.uint8), threading.Lock()], TypeError, "encoded in worker"),
+        (lambda empty: [filled(1)(empty), _Mine()], OSError, "decoded"),
+    ):
+        with pytest.raises(kind) as caught:
+            answer(pool, batch)
+        assert any(said in note for note in caught.value.__notes__)
+        del caught
     assert answer(pool, filled(3)).tolist() == [3] * 1000
 
 
-def test_a_request_that_cannot_be_sent_is_refused_and_forgotten(pool: ProcessPool) -> None:
-    with pytest.raises(TypeError, match="pickle"):
-        ask(pool, threading.Lock())
-    assert answer(pool, filled(3)).tolist() == [3] * 1000
-
-
-def test_c33_what_cannot_be_pickled_is_refused_before_any_process_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_pickled_is_refused_before_any_process_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(crew, "start_process", lambda *_: pytest.fail("a process was started"))
     lock = threading.Lock()
     for method in ("forkserver", "spawn"):
@@ -246,35 +250,16 @@ class _Locked(Run):
 # ------------------------------------------------------------------------------------------------ start methods
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("library", [multiprocessing, multiprocess], ids=["multiprocessing", "multiprocess"])
-@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
-def test_a_context_of_either_library_starts_workers(library: Any, method: str) -> None:
-    pool = make(context=library.get_context(method))
-    assert answer(pool, filled(4)).tolist() == [4] * 1000
-    pool.close()
-
-
-@pytest.mark.parametrize("method", ["forkserver", "spawn"])
-def test_the_global_start_method_is_left_alone(method: str) -> None:
+def test_a_context_of_either_library_is_taken_by_its_name_and_the_global_one_is_left_alone(library: Any) -> None:
     before = multiprocessing.get_start_method(allow_none=True), multiprocess.get_start_method(allow_none=True)
-    make(context=method).close()
-    assert (multiprocessing.get_start_method(allow_none=True), multiprocess.get_start_method(allow_none=True)) == before
-
-
-def test_fork_in_a_process_with_threads_warns_with_their_number() -> None:
-    end = threading.Event()
-    others = [threading.Thread(target=end.wait) for _ in range(2)]
-    for other in others:
-        other.start()
-    try:
-        with pytest.warns(AgnoloadWarning, match="this process of 3 threads"):
-            pool = make()
+    for method in ("fork", "forkserver", "spawn"):
+        assert method_of(library.get_context(method)) == method
+    for context in (library.get_context("fork"), "forkserver"):
+        pool = make(context=context)
+        assert answer(pool, filled(4)).tolist() == [4] * 1000
         pool.close()
-    finally:
-        end.set()
-        for other in others:
-            other.join()
+    assert (multiprocessing.get_start_method(allow_none=True), multiprocess.get_start_method(allow_none=True)) == before
 
 
 def test_a_system_exit_at_the_start_of_a_worker_reaches_the_loop() -> None:
@@ -309,6 +294,22 @@ def test_a_dead_workers_ticket_makes_room_for_the_next_one(monkeypatch: pytest.M
 
 
 # ------------------------------------------------------------------------------------------------ used again
+
+
+def test_a_reply_in_a_slot_that_its_request_no_longer_has_is_dropped(pool: ProcessPool, tmp_path: Path) -> None:
+    """A worker that was frozen wakes and answers, while another one loads its request again."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    number = ask(pool, lambda empty: fifo.read_text())
+    wait_until(lambda: pool._board.claimed(0) == number)
+    flight = pool._in_flight[number]
+    flight.slot = pool.arena.acquire()
+    pool._channel.send([(0, channel.write_request(flight.request, flight.slot, False))])
+    fifo.write_text("late")
+    assert select.select([pool._channel.replies], [], [], 30)[0]
+    assert not pool.ready()
+    fifo.write_text("again")
+    assert pool.receive(60).batch == "again"
 
 
 def test_what_was_abandoned_is_never_delivered(pool: ProcessPool, tmp_path: Path) -> None:

@@ -121,26 +121,30 @@ PLACES = {
 }
 
 
+def of_all_kinds_in_all_places():
+    kinds = [Jitter(make()) for make in KINDS.values()]  # all began alike, as those below
+    places = [place(np.random.default_rng(3)) for place in PLACES.values()]
+    functions = [*kinds, *places, {"b": [np.random.default_rng(3)]}]
+
+    def all_of_them(sample, functions=functions):
+        *callables, others = functions
+        return [*(function(sample) for function in callables), draw(others["b"][0])]
+
+    return agnoload.Subset(agnoload.ConcatDataset([range(20), range(4)]), range(24)).map(all_of_them)
+
+
+def test_no_draw_comes_twice_and_the_loaders_seed_makes_others():
+    before = RNG.bit_generator.state
+    drawn, others = draws(of_all_kinds_in_all_places()), draws(of_all_kinds_in_all_places(), 1, seed=6)
+    assert len(set(chain(*drawn, *others))) == 4 * 24 * (len(KINDS) + len(PLACES) + 1)
+    assert RNG.bit_generator.state == before
+
+
 @pytest.mark.slow
 def test_c06_whatever_kind_it_is_and_wherever_it_lies_it_never_repeats_and_workers_change_nothing():
-    def dataset():
-        kinds = [Jitter(make()) for make in KINDS.values()]  # all began alike, as those below
-        places = [place(np.random.default_rng(3)) for place in PLACES.values()]
-        functions = [*kinds, *places, {"b": [np.random.default_rng(3)]}]
-
-        def all_of_them(sample, functions=functions):
-            *callables, others = functions
-            return [*(function(sample) for function in callables), draw(others["b"][0])]
-
-        return agnoload.Subset(agnoload.ConcatDataset([range(20), range(4)]), range(24)).map(all_of_them)
-
-    before = RNG.bit_generator.state
-    check(dataset)
-    assert RNG.bit_generator.state == before
-    assert not set(draws(dataset(), 1)[0]) & set(draws(dataset(), 1, seed=6)[0])
+    check(of_all_kinds_in_all_places)
 
 
-@pytest.mark.slow
 def test_a_large_package_behind_the_dataset_is_not_searched_through():
     """A framework's functions lead to thousands of others; what the dataset itself keeps is found all the same."""
     scope = {"rng": np.random.default_rng(0)}
@@ -154,6 +158,7 @@ def test_a_large_package_behind_the_dataset_is_not_searched_through():
     assert "dataset.function.rng" in paths
 
 
+@pytest.mark.slow
 def test_a_stream_may_keep_one():
     class Stream(agnoload.IterableDataset):
         def __init__(self):

@@ -12,24 +12,28 @@ from hypothesis import strategies as st
 from agnoload.errors import OptionError
 from agnoload.samplers import (
     BalancedBatchSampler,
-    BucketBatchSampler,
     ClassUniformBatchSampler,
     CyclicClassBatchSampler,
     WeightedRandomSampler,
     imbalance_weights,
 )
-from agnoload.samplers.apportion import class_counts, class_shares
+from agnoload.samplers.apportion import class_counts, class_shares, exact_shares
 from agnoload.samplers.classes import ClassIndex, ShuffledCycles
 from agnoload.samplers.shuffle import shuffled
 from agnoload.seeding import Purpose
+
+sizes_of_classes = st.lists(st.integers(1, 40), min_size=1, max_size=10)
+alphas = st.sampled_from([0.0, 0.3, 0.5, 1.0]) | st.floats(0, 1)
+seeds = st.integers(0, 2**32)
+WRONG_ALPHA = "alpha must be a number from 0 to 1, got"
 
 
 def of_sizes(*sizes):
     return np.random.default_rng(0).permutation(np.repeat(np.arange(len(sizes)), sizes))
 
 
-def compositions(sampler, labels):
-    return [np.bincount(labels[batch], minlength=labels.max() + 1).tolist() for batch in sampler]
+def compositions(batches, labels):
+    return np.array([np.bincount(labels[batch], minlength=labels.max() + 1) for batch in batches])
 
 
 def assert_taken_in_cycles(stream, n):
@@ -55,20 +59,17 @@ def assert_taken_in_cycles(stream, n):
         ((990, 10), 8, 0.0, [7, 1]),
     ],
 )
-def test_c25_every_batch_has_the_counts_of_the_largest_remainder(sizes, batch_size, alpha, expected):
+def test_every_batch_has_the_counts_of_the_largest_remainder(sizes, batch_size, alpha, expected):
     labels = of_sizes(*sizes)
     sampler = BalancedBatchSampler(labels, batch_size, alpha=alpha)
-    found = compositions(sampler, labels)
-    assert found == [expected] * -(-len(labels) // batch_size)
-    assert len(sampler) == len(found)
+    assert compositions(sampler, labels).tolist() == [expected] * -(-len(labels) // batch_size)
+    without_minimum = BalancedBatchSampler(of_sizes(990, 10), 8, alpha=0.0, min_per_class=0)
+    assert compositions(without_minimum, of_sizes(990, 10))[0].tolist() == [8, 0]
+    assert class_counts(np.array([0.475, 0.475, 0.05]), 10, 1).tolist() == [5, 4, 1]  # of two equal ones the last gives
 
 
-@given(
-    st.lists(st.integers(1, 1000), min_size=1, max_size=12),
-    st.integers(1, 100),
-    st.floats(0, 1),
-    st.integers(0, 4),
-)
+@settings(max_examples=60)
+@given(st.lists(st.integers(1, 1000), min_size=1, max_size=12), st.integers(1, 100), alphas, st.integers(0, 4))
 def test_counts_fill_the_batch_and_keep_the_minimum(sizes, batch_size, alpha, least):
     shares = class_shares(np.array(sizes), alpha)
     counts = class_counts(shares, batch_size, least)
@@ -78,65 +79,65 @@ def test_counts_fill_the_batch_and_keep_the_minimum(sizes, batch_size, alpha, le
     assert (np.abs(plain - shares * batch_size) < 1 + 1e-6).all()
     if plain.min() >= least:
         assert (counts == plain).all()
+    else:  # only classes that had more gave something
+        assert ((counts <= plain) | (counts <= least)).all()
 
 
-def test_min_per_class_0_leaves_rare_classes_out():
-    labels = of_sizes(990, 10)
-    assert compositions(BalancedBatchSampler(labels, 8, alpha=0.0, min_per_class=0), labels)[0] == [8, 0]
+@settings(max_examples=60)
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=12), st.lists(st.integers(1, 40), min_size=1, max_size=40))
+def test_exact_shares_of_every_batch_add_up_and_nothing_is_rounded_away(weights, batches):
+    assert sum(exact_shares([1, 50, 50, 1, 1], 1, [-38, 57, 57, -38, -38])[0]) == 1  # three had too much before
+    owed, taken, total = [0] * len(weights), np.zeros(len(weights)), 0
+    for size in batches:
+        counts, owed = exact_shares(weights, size, owed)
+        assert (sum(counts), min(counts) >= 0, sum(owed)) == (size, True, 0)
+        taken, total = taken + counts, total + size
+        exact = np.array(weights) * total
+        assert (exact - taken * sum(weights)).tolist() == owed
 
 
 # --- more classes than places
 
 
-def test_c25_ten_equal_classes_take_turns_in_batches_of_six():
+def test_ten_equal_classes_take_turns_in_batches_of_six():
     labels = of_sizes(*[30] * 10)
-    for epoch_seed in range(5):
-        found = np.array(compositions(BalancedBatchSampler(labels, 6, seed=epoch_seed), labels))
+    for seed in range(5):
+        found = compositions(BalancedBatchSampler(labels, 6, seed=seed), labels)
         assert (found.sum(1) == 6).all()
         assert found.max() == 1
         totals = found[:10].sum(0)
         assert totals.max() - totals.min() <= 1
         running = found.cumsum(0)
         assert (running.max(1) - running.min(1) <= 1).all()
+    assert len({str(compositions(BalancedBatchSampler(labels, 6, seed=seed), labels)[0]) for seed in range(5)}) > 1
 
 
-@pytest.mark.parametrize("alpha", [0.0, 0.3, 0.8, 1.0])
-def test_more_classes_than_places_follow_their_shares_over_time(alpha):
-    sizes = np.random.default_rng(0).integers(1, 200, 40)
+@settings(max_examples=20)
+@given(st.lists(st.integers(1, 200), min_size=17, max_size=40), alphas, seeds)
+def test_more_classes_than_places_follow_their_shares_over_time(sizes, alpha, seed):
     labels = of_sizes(*sizes)
-    sampler = BalancedBatchSampler(labels, 16, alpha=alpha, num_batches=500, seed=1)
-    found = np.array(compositions(sampler, labels))
+    sampler = BalancedBatchSampler(labels, 16, alpha=alpha, num_batches=100)
+    found = compositions(sampler.batches(seed, 0), labels)
     assert (found.sum(1) == 16).all()
-    wanted = np.outer(np.arange(1, 501), sampler.shares * 16)
+    wanted = np.outer(np.arange(1, 101), sampler.shares * 16)
     assert np.abs(found.cumsum(0) - wanted).max() < 2
-
-
-def test_the_groups_of_rotating_classes_change_with_the_epoch():
-    labels = of_sizes(*[6] * 10)
-    sampler = BalancedBatchSampler(labels, 5, num_batches=1, seed=0)
-    assert len({tuple(compositions(sampler, labels)[0]) for _ in range(5)}) > 1
 
 
 # --- within a class
 
 
-@pytest.mark.parametrize("batch_size", [8, 3])
-def test_within_a_class_no_sample_comes_twice_before_all_came(batch_size):
-    labels = of_sizes(20, 2, 9, 15, 1)
-    sampler = BalancedBatchSampler(labels, batch_size, alpha=1.0, num_batches=60, seed=3)
-    order = sampler.batches(3, 0)
-    drawn = {k: [] for k in range(5)}
-    for number in range(len(order)):
-        batch = order.batch(number)
-        for k in range(5):
-            drawn[k].append(batch[labels[batch] == k].tolist())
-    for k, n in enumerate((20, 2, 9, 15, 1)):
-        counts = np.zeros(len(labels), int)
-        for part in drawn[k]:
-            np.add.at(counts, part, 1)
+@settings(max_examples=30)
+@given(sizes_of_classes, st.integers(1, 12), alphas, seeds)
+def test_within_a_class_no_sample_comes_twice_before_all_came(sizes, batch_size, alpha, seed):
+    labels = of_sizes(*sizes)
+    counts = np.zeros(len(labels), int)
+    for batch in BalancedBatchSampler(labels, batch_size, alpha=alpha, num_batches=30).batches(seed, 0):
+        np.add.at(counts, batch, 1)
+        for k, size in enumerate(sizes):
             mine = counts[labels == k]
             assert mine.max() - mine.min() <= 1
-            assert len(part) > n or len(set(part)) == len(part)
+            part = [index for index in batch if labels[index] == k]
+            assert len(part) > size or len(set(part)) == len(part)
 
 
 def test_a_batch_is_shuffled_so_that_its_halves_are_balanced_too():
@@ -159,35 +160,34 @@ def test_the_callers_labels_are_neither_changed_nor_watched():
 # --- kind="random"
 
 
-@pytest.mark.parametrize("alpha", [0.0, 0.5, 1.0])
-def test_random_batches_draw_classes_by_their_shares(alpha):
+@settings(max_examples=10)
+@given(alphas, seeds)
+def test_random_batches_draw_classes_by_their_shares(alpha, seed):
     labels = of_sizes(60, 30, 10)
-    sampler = BalancedBatchSampler(labels, 10, alpha=alpha, kind="random", num_batches=1000, seed=0)
-    found = np.array(compositions(sampler, labels))
-    expected = sampler.shares * 10_000
-    assert ((found.sum(0) - expected) ** 2 / expected).sum() < 13.8  # 2 degrees of freedom: 1 in 1,000
+    sampler = BalancedBatchSampler(labels, 10, alpha=alpha, kind="random", num_batches=300)
+    batches = list(sampler.batches(seed, 0))
+    found = compositions(batches, labels)
+    expected = sampler.shares * 3000
+    assert ((found.sum(0) - expected) ** 2 / expected).sum() < 32  # 2 degrees of freedom: 1 in 10 million
     assert found.std(0).min() > 0.5  # each drawn by itself
-    counts = np.bincount(np.concatenate(list(sampler)), minlength=100)
-    each = (sampler.shares / [60, 30, 10])[labels] * 10_000
-    assert ((counts - each) ** 2 / each).sum() < 149  # 99 degrees of freedom: 1 in 1,000
+    counts = np.bincount(np.concatenate(batches), minlength=100)
+    each = (sampler.shares / [60, 30, 10])[labels] * 3000
+    assert ((counts - each) ** 2 / each).sum() < 195  # 99 degrees of freedom: 1 in 10 million
 
 
 # --- P x K
 
 
 @settings(max_examples=25)
-@given(st.lists(st.integers(1, 40), min_size=2, max_size=10), st.data())
-def test_p_by_k_visits_classes_alike_and_takes_their_samples_in_cycles(sizes, data):
+@given(sizes_of_classes, seeds, st.integers(1, 6), st.data())
+def test_p_by_k_visits_classes_alike_and_takes_their_samples_in_cycles(sizes, seed, k, data):
     labels = of_sizes(*sizes)
-    p, k = data.draw(st.integers(1, len(sizes))), data.draw(st.integers(1, 6))
-    sampler = ClassUniformBatchSampler(labels, p, k, seed=data.draw(st.integers(0, 99)))
-    assert len(sampler) == -(-len(labels) // (p * k))
-    order = ClassUniformBatchSampler(labels, p, k, num_batches=60).batches(3, 0)
+    p = data.draw(st.integers(1, len(sizes)))
+    assert len(ClassUniformBatchSampler(labels, p, k)) == -(-len(labels) // (p * k))
     seen = {label: [] for label in range(len(sizes))}
     visits = np.zeros(len(sizes), int)
-    for number in range(60):
-        batch = order.batch(number)
-        for visit in batch.reshape(p, k):  # class after class
+    for batch in ClassUniformBatchSampler(labels, p, k, num_batches=40).batches(seed, 0):
+        for visit in np.reshape(batch, (p, k)):  # class after class
             (label,) = set(labels[visit].tolist())
             assert len(set(visit.tolist())) == min(k, sizes[label])
             seen[label] += visit.tolist()
@@ -203,23 +203,24 @@ def test_p_by_k_visits_classes_alike_and_takes_their_samples_in_cycles(sizes, da
 def test_groups_of_classes_take_turns_and_then_are_grouped_afresh():
     labels = of_sizes(*[20] * 6)
     for epoch in range(2):
-        sampler = CyclicClassBatchSampler(labels, 3, 15, num_batches=40, seed=0)
-        sampler.set_epoch(epoch)
-        found = compositions(sampler, labels)
-        assert found[:2] == [[5, 5, 5, 0, 0, 0], [0, 0, 0, 5, 5, 5]]
-        assert all(sorted(counts) == [0, 0, 0, 5, 5, 5] for counts in found)
-        for turn in range(0, 40, 2):
-            assert np.add(found[turn], found[turn + 1]).tolist() == [5] * 6
-        assert len({tuple(found[turn]) for turn in range(2, 40, 2)}) > 5
+        found = compositions(CyclicClassBatchSampler(labels, 3, 15, num_batches=40).batches(0, epoch), labels)
+        assert found[:2].tolist() == [[5, 5, 5, 0, 0, 0], [0, 0, 0, 5, 5, 5]]
+        assert (np.sort(found, 1) == [0, 0, 0, 5, 5, 5]).all()
+        assert (found[::2] + found[1::2] == 5).all()
+        assert len({tuple(turn) for turn in found[2::2].tolist()}) > 5
 
 
-def test_a_turn_that_does_not_come_out_even_is_completed_from_the_next():
-    labels = of_sizes(*[20] * 7)
-    found = np.array(compositions(CyclicClassBatchSampler(labels, 3, 6, num_batches=70, seed=0), labels))
-    assert (np.sort(found, 1) == [0, 0, 0, 0, 2, 2, 2]).all()
+@settings(max_examples=25)
+@given(st.integers(1, 8), st.integers(1, 8), st.integers(1, 4), seeds)
+def test_turns_that_do_not_come_out_even_are_completed_from_the_next(classes, per_batch, each, seed):
+    per_batch = min(per_batch, classes)
+    labels = of_sizes(*[20] * classes)
+    sampler = CyclicClassBatchSampler(labels, per_batch, per_batch * each, num_batches=30)
+    found = compositions(sampler.batches(seed, 0), labels)
+    assert (np.sort(found, 1) == [0] * (classes - per_batch) + [each] * per_batch).all()
     visits = (found > 0).cumsum(0)
     assert (visits.max(1) - visits.min(1) <= 1).all()
-    assert len(CyclicClassBatchSampler(labels, 3, 6)) == 24
+    assert len(CyclicClassBatchSampler(labels, per_batch, per_batch * each)) == -(-20 * classes // (per_batch * each))
 
 
 # --- cycles
@@ -231,36 +232,40 @@ def cycles(n, per, seed):
     )
 
 
-@pytest.mark.slow
-@settings(max_examples=150)
-@given(st.integers(1, 40), st.integers(1, 20), st.integers(0, 2**32), st.data())
+@settings(max_examples=50)
+@given(st.integers(1, 40), st.integers(1, 20), seeds, st.data())
 def test_cycles_are_permutations_that_meet_without_repeats_and_any_place_is_there_at_once(n, per, seed, data):
     whole = cycles(n, per, seed).indices(0, 4 * n * per)
     assert_taken_in_cycles(whole[: 40 * n].tolist(), n)
-    for group in whole.reshape(-1, per):
-        counts = np.bincount(group, minlength=n)
-        assert counts.max() - counts.min() <= 1
+    groups = whole.reshape(-1, per)
+    counts = np.zeros((len(groups), n), int)
+    np.add.at(counts, (np.repeat(np.arange(len(groups)), per), whole), 1)
+    assert (counts.max(1) - counts.min(1) <= 1).all()
     fresh = cycles(n, per, seed)
-    for _ in range(5):
+    for _ in range(3):
         start = data.draw(st.integers(0, len(whole) - 1))
         stop = min(len(whole), start + data.draw(st.integers(1, 2 * n)))
         assert (fresh.indices(start, stop) == whole[start:stop]).all()
 
 
-@pytest.mark.parametrize("per", [1, 7, 64])
-def test_long_cycles_hold_no_array_and_keep_the_same_promises(per, monkeypatch):
+def test_long_cycles_hold_no_array_and_keep_the_same_promises(monkeypatch):
     monkeypatch.setattr("agnoload.samplers.classes.ARRAY_BELOW", 1)
-    n = 20_011
-    long = cycles(n, per, 5)
-    whole = long.indices(0, 4 * n)
-    assert_taken_in_cycles(whole.tolist(), n)
-    groups = whole[: len(whole) // per * per].reshape(-1, per)
-    assert (np.diff(np.sort(groups, 1), axis=1) > 0).all()
-    pieces = [long.indices(start, min(start + per, len(whole))) for start in range(0, len(whole), per)]
-    assert (np.concatenate(pieces) == whole).all()
+    for per, n in ((1, 2003), (7, 10_007), (64, 20_011)):
+        long = cycles(n, per, 5)
+        whole = long.indices(0, 4 * n)
+        assert_taken_in_cycles(whole.tolist(), n)
+        groups = whole[: len(whole) // per * per].reshape(-1, per)
+        assert (np.diff(np.sort(groups, 1), axis=1) > 0).all()
+        pieces = [long.indices(start, min(start + per, len(whole))) for start in range(0, len(whole), per)]
+        assert (np.concatenate(pieces) == whole).all()
 
 
 # --- labels
+
+
+class Column:
+    def __array__(self, dtype=None, copy=None):
+        return np.array(["b", "a", "b", "c"], object)
 
 
 @pytest.mark.parametrize(
@@ -270,7 +275,7 @@ def test_long_cycles_hold_no_array_and_keep_the_same_promises(per, monkeypatch):
         np.array([5, -2, 5, 9]),
         np.array([5, -2, 5, 9], np.int8),
         np.array([0.5, 0.25, 0.5, 0.75]),
-        np.array(["b", "a", "b", "c"], object),
+        Column(),
         np.array([2**62, 0, 2**62, 2**63 - 1]),
         np.array([2**63, 0, 2**63, 2**64 - 1], np.uint64),
     ],
@@ -280,21 +285,11 @@ def test_labels_of_any_kind_group_alike(labels):
     assert classes.counts.tolist() == [1, 2, 1]
     assert classes.members.tolist() == [1, 0, 2, 3]
     assert sorted(set(np.asarray(labels).tolist())) == classes.names.tolist()
-
-
-def test_labels_as_tensors_columns_and_booleans():
-    torch = pytest.importorskip("torch")
-    assert ClassIndex("labels", torch.tensor([1, 0, 1])).members.tolist() == [1, 0, 2]
     assert ClassIndex("labels", [True, False, True]).members.tolist() == [1, 0, 2]
 
-    class Column:
-        def __array__(self, dtype=None, copy=None):
-            return np.array(["x", "y", "x"], object)
 
-    assert ClassIndex("labels", Column()).members.tolist() == [0, 2, 1]
-
-
-@given(st.lists(st.integers(-5, 5), min_size=1, max_size=60))
+@settings(max_examples=50)
+@given(st.lists(st.integers(-5, 5) | st.integers(-(2**40), 2**40), min_size=1, max_size=60))
 def test_groups_cover_all_items_once(labels):
     classes = ClassIndex("labels", labels)
     assert sorted(classes.members.tolist()) == list(range(len(labels)))
@@ -304,59 +299,45 @@ def test_groups_cover_all_items_once(labels):
 
 
 def test_more_classes_than_sixteen_bits_hold_group_alike():
-    labels = np.random.default_rng(0).integers(0, 70_000, 200_000)
-    labels[:70_000] = np.arange(70_000)
-    classes = ClassIndex("labels", labels)
-    assert (classes.members == np.argsort(labels, kind="stable")).all()
+    labels = np.random.default_rng(0).permutation(np.arange(140_000) // 2)
+    assert (ClassIndex("labels", labels).members == np.argsort(labels, kind="stable")).all()
 
 
 @pytest.mark.slow
-def test_c21_five_million_labels_are_enough_and_no_sample_is_read():
+def test_five_million_labels_are_enough_and_no_sample_is_read():
     labels = np.random.default_rng(0).integers(0, 1000, 5_000_000)
-    samplers = [
-        BalancedBatchSampler(labels, 256),
-        BalancedBatchSampler(labels, 2048),
-        BalancedBatchSampler(labels, 256, kind="random"),
-        ClassUniformBatchSampler(labels, 8, 4),
-        CyclicClassBatchSampler(labels, 4, 64),
-        BucketBatchSampler(labels, max_tokens=4096),
-        WeightedRandomSampler(imbalance_weights(labels), 1000),
-    ]
-    for sampler in samplers:
+    for sampler in (BalancedBatchSampler(labels, 256), WeightedRandomSampler(imbalance_weights(labels), 1000)):
         assert sampler.data_length == 5_000_000
-        batch = next(iter(sampler))
-        assert np.max(batch) < 5_000_000
+        assert np.max(next(iter(sampler))) < 5_000_000
 
 
 # --- weights
 
 
-def test_c21_the_weights_of_each_class_have_equal_sums():
+def test_the_weights_of_each_class_have_equal_sums():
     weights = imbalance_weights([0, 0, 0, 1])
     assert weights.dtype == np.float64
     assert weights[:3].sum() == weights[3]
     assert weights.mean() == pytest.approx(1)
 
 
-def test_weights_follow_alpha():
-    labels = of_sizes(60, 30, 10)
-    assert imbalance_weights(labels, 0.0).tolist() == pytest.approx([1.0] * 100)
-    for alpha in (0.3, 1.0):
-        sums = np.bincount(labels, imbalance_weights(labels, alpha)) / 100
-        assert sums == pytest.approx(class_shares(np.array([60, 30, 10]), alpha))
-
-
-@pytest.mark.parametrize("alpha", [-0.1, 1.1, float("nan"), "1", True])
-def test_alpha_must_lie_between_0_and_1(alpha):
-    with pytest.raises(OptionError, match="alpha must be a number from 0 to 1, got"):
-        imbalance_weights([0, 1], alpha)
-    with pytest.raises(OptionError, match="alpha must be a number from 0 to 1, got"):
-        BalancedBatchSampler([0, 1], 2, alpha)
+@settings(max_examples=30)
+@given(sizes_of_classes, alphas)
+def test_weights_follow_alpha(sizes, alpha):
+    labels = of_sizes(*sizes)
+    weights = imbalance_weights(labels, alpha)
+    assert np.bincount(labels, weights) / len(labels) == pytest.approx(class_shares(np.array(sizes), alpha))
+    assert alpha or weights.tolist() == pytest.approx([1.0] * len(labels))
 
 
 @pytest.mark.parametrize(
     ("make", "words"),
     [
+        *(
+            (lambda alpha=alpha: BalancedBatchSampler([0, 1], 2, alpha), WRONG_ALPHA)
+            for alpha in (-0.1, 1.1, "1", True)
+        ),
+        (lambda: imbalance_weights([0, 1], float("nan")), WRONG_ALPHA),
         (lambda: BalancedBatchSampler([0, 1], 2, kind="other"), "kind must be 'fixed' or 'random', got 'other'"),
         (lambda: BalancedBatchSampler([0, 1], 2, min_per_class=-1), "min_per_class must be a non-negative int, got -1"),
         (lambda: BalancedBatchSampler([0, 1], 2, num_batches=0), "num_batches must be a positive int, got 0"),

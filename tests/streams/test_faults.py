@@ -50,7 +50,7 @@ def test_an_error_in_a_stream_keeps_its_type_and_names_batch_worker_and_line(kit
     assert readers != {"num_workers": 2} or "kit.py" in str(error.__cause__)
 
 
-@settings(max_examples=25)
+@settings(max_examples=20)
 @given(
     n=st.integers(1, 12),
     bad=st.integers(0, 11),
@@ -119,7 +119,7 @@ def test_an_error_in_a_file_names_it_and_the_sample(tmp_path, readers):
 # ------------------------------------------------------------------------------------------------ on_error and retry
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(
     n=st.integers(0, 12),
     bad=st.sets(st.integers(0, 11)),

@@ -86,7 +86,7 @@ def uneven(stream, rank, world, kind):
 
 
 @pytest.mark.slow
-@settings(max_examples=80)
+@settings(max_examples=60)
 @given(
     source=st.sampled_from(sorted(SOURCES)),
     n=st.integers(0, 7),
@@ -140,10 +140,14 @@ def test_a_stream_resumes_at_every_batch_with_any_number_of_threads(kit, name):
     check_resume(
         lambda num_workers=0: DataLoader(STREAMS[name](kit), 3, seed=1, num_workers=num_workers, worker_type="thread")
     )
-    iterator = open_stream(STREAMS[name](kit), OpenOptions(size=2))
+
+
+def test_what_has_ended_stays_ended(kit):
     with seeding.use(SampleContext(Rewinder())):
-        assert list(iterator)
-        assert [next(iterator, None) for _ in range(20)] == [None] * 20, "what has ended stays ended"
+        for stream in (*(make(kit) for make in STREAMS.values()), *(make(kit, 3) for make in SOURCES.values())):
+            iterator = open_stream(stream, OpenOptions(size=2))
+            assert list(iterator)
+            assert [next(iterator, None) for _ in range(20)] == [None] * 20, stream
 
 
 @pytest.mark.slow
@@ -241,7 +245,7 @@ def test_states_are_short(kit):
     assert len(json.dumps(after(kit.Sized([9] * 40), 2, 30)[1])) < 2048
 
 
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(n=st.integers(0, 8), more=st.integers(0, 4), batches=st.integers(0, 5), workers=st.integers(0, 2))
 def test_a_stream_that_was_left_in_the_middle_starts_from_its_beginning(kit, deliver, n, more, batches, workers):
     stream = kit.Resumable(n).map(kit.negative) + kit.Resumable(more)
@@ -252,7 +256,7 @@ def test_a_stream_that_was_left_in_the_middle_starts_from_its_beginning(kit, del
 # ------------------------------------------------------------------------------------------------ with other options
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(
     sizes=st.lists(st.integers(0, 9), min_size=1, max_size=4),
     sharded=st.booleans(),
@@ -291,7 +295,7 @@ def test_a_state_of_another_stream_is_rejected_with_both_sides(kit, deliver, siz
     assert deliver(kit.Sized([2]), 5, 2, state=state) == [[0, 1]], "a state of nothing fits everything"
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(place=st.integers(0, 14), before=st.integers(1, 3), later=st.integers(0, 3), sharded=st.booleans())
 def test_out_of_order_a_resumed_stream_gives_the_others_exactly_once(kit, deliver, place, before, later, sharded):
     def make():
@@ -305,7 +309,7 @@ def test_out_of_order_a_resumed_stream_gives_the_others_exactly_once(kit, delive
 # ------------------------------------------------------------------------------------------------ over epochs
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(
     sizes=st.lists(st.integers(0, 5), min_size=1, max_size=4),
     size=st.integers(1, 3),

@@ -17,7 +17,7 @@ def flat(batches):
     return [value for batch in batches for value in batch]
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(n=st.integers(0, 40), buffer_size=st.integers(1, 50), seed=st.integers(0, 9), workers=st.integers(0, 2))
 def test_every_value_comes_once_and_never_too_early(kit, deliver, n, buffer_size, seed, workers):
     stream = kit.Count(n).shuffle(buffer_size)
@@ -28,7 +28,7 @@ def test_every_value_comes_once_and_never_too_early(kit, deliver, n, buffer_size
     assert order == flat(deliver(stream, 7, seed=seed))
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(
     sizes=st.lists(st.integers(0, 6), min_size=1, max_size=7), buffer_size=st.integers(2, 9), epoch=st.integers(0, 3)
 )

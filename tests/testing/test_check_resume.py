@@ -113,6 +113,17 @@ class Reseeds(DataLoader):
         super().load_state_dict(state | {"seed": state["seed"] + 1})
 
 
+class Tells(DataLoader):
+    """Its state says within an epoch how many workers it has."""
+
+    def state_dict(self):
+        state = super().state_dict()
+        return state | {"workers": self.num_workers if state["position"] else 0}
+
+    def load_state_dict(self, state):
+        super().load_state_dict({name: value for name, value in state.items() if name != "workers"})
+
+
 one_for_all = DataLoader(range(N), 3, shuffle=True)
 
 FAULTS = {
@@ -161,6 +172,10 @@ FAULTS = {
     "a state that is changed on the way": (
         lambda: Reseeds(range(N), 3, shuffle=True),
         r"restored and taken again must be equal: .* became",
+    ),
+    "a state that depends on the workers": (
+        lambda num_workers=0: Tells(range(N), 3, num_workers=num_workers),
+        r"the states after each batch must not depend on the workers",
     ),
     "one loader for all": (lambda: one_for_all, r"make_loader must make a fresh loader at each call"),
 }

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agnoload.transport.arena import SLOTS, STRIDE, Arena, Slot, Slots
+from agnoload.transport.arena import SLOTS, STRIDE, Arena, Slots
 from agnoload.transport.memory import HUGE, Mapping, aligned_empty
 
 MIB = 1 << 20
@@ -178,23 +178,6 @@ def test_an_arena_takes_the_memory_that_was_written(arena: Arena) -> None:
     assert 3 * MIB <= arena.nbytes() <= 3 * MIB + 3 * 4096
     arena.acquire().empty((7 * MIB + 1000,), np.uint8)[:] = 1  # with huge pages, too
     assert arena.nbytes() <= 10 * MIB + 4 * 4096
-
-
-def test_trimming_gives_surplus_pages_back_and_the_slots_can_be_used_again(arena: Arena) -> None:
-    slots = [arena.acquire() for _ in range(8)]
-    for slot in slots:
-        slot.empty((MIB,), np.uint8)[:] = 1
-    for slot in slots:
-        arena.give_back(slot.number)
-    arena.trim()
-    assert arena.nbytes() <= 3 * (MIB + 4096)
-    again = [arena.acquire() for _ in range(8)]
-    assert {slot.number for slot in again} == {slot.number for slot in slots}
-    cold = [slot for slot in again if not slot.bytes[:4096].any()]
-    assert len(cold) == 5
-    cold[0].reset()
-    cold[0].empty((MIB,), np.uint8)[:] = 2
-    assert Slot(arena.fd, cold[0].number).bytes[0] == 2
 
 
 def test_page_locked_memory_is_locked_once_and_unlocked_before_its_pages_go() -> None:
