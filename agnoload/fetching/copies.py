@@ -72,9 +72,14 @@ class _Writer(pickle.Pickler):
         kind = type(value)
         if kind in (int, str, float, bytes, bool, type(None)):
             return None
-        alike = isinstance(value, _SHARED) or value is PYTHON_GLOBAL or value is NUMPY_GLOBAL or _is_function(value)
-        if not alike and (_is_plain(kind) or not self.shared(value)):
-            return None
+        alike = isinstance(value, _SHARED) or value is PYTHON_GLOBAL or value is NUMPY_GLOBAL
+        if kind is types.BuiltinFunctionType:  # but a method that is bound to an object goes with its copy
+            alike = isinstance(value.__self__, (type, types.ModuleType, type(None)))
+        if not alike:
+            # Containers, which a stream may change while it is read, and what Python itself comes with.
+            plain = issubclass(kind, (MutableSequence, dict, tuple))
+            if plain or kind.__module__.partition(".")[0] in sys.stdlib_module_names or not self.shared(value):
+                return None
         self.kept.append(value)
         return len(self.kept) - 1
 
@@ -84,15 +89,3 @@ class _Reader(pickle.Unpickler):
 
     def persistent_load(self, place: int) -> Any:
         return self.kept[place]
-
-
-def _is_function(value: Any) -> bool:
-    """Whether it is a builtin function; a method that is bound to an object goes with its copy."""
-    return type(value) is types.BuiltinFunctionType and isinstance(value.__self__, (type, types.ModuleType, type(None)))
-
-
-def _is_plain(kind: type) -> bool:
-    """Containers, which a stream may change while it is read, and what Python itself comes with."""
-    return (
-        issubclass(kind, (MutableSequence, dict, tuple)) or kind.__module__.partition(".")[0] in sys.stdlib_module_names
-    )

@@ -39,11 +39,6 @@ class Window:
         """Whether another request may go out."""
         return len(self._requests) - self._hollow < self._limit
 
-    @property
-    def waiting(self) -> int:
-        """How many requests have no reply yet."""
-        return len(self._requests) - len(self._arrived)
-
     def __len__(self) -> int:
         return len(self._requests)
 
@@ -68,7 +63,7 @@ class Window:
         if not self._queue:
             return None
         number = self._queue[0]
-        if not self._in_order:
+        if not self._in_order:  # but no batch overtakes the end of an epoch: what the next one gives must wait
             oldest = next(iter(self._requests.values()))[0]
             if self._requests[number][0] is not oldest:
                 number = next((n for n in self._queue if self._requests[n][0] is oldest), -1)

@@ -24,7 +24,7 @@ from agnoload.fetching.error_policy import JUDGED_FROM, FailureBudget, Replaceme
 from agnoload.messages import Failure, Reply
 from agnoload.testing import FakePool
 
-few = settings(max_examples=25, deadline=None)
+few = settings(max_examples=15, deadline=None)
 ORDERS = st.lists(st.integers(0, 9), max_size=20)
 BAD = st.sets(st.integers(0, 19), max_size=12)
 SIZES = st.integers(1, 7)

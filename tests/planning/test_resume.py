@@ -568,16 +568,6 @@ def test_out_of_order_the_rest_comes_exactly_once(kit, gate):
         DataLoader(range(12), 1, sampler=sampler).load_state_dict(state | {"facts": facts})
 
 
-def test_out_of_order_no_batch_overtakes_the_end_of_an_epoch(kit, gate):
-    with DataLoader(kit.Waiting(12, gate.path), 1, num_workers=2, in_order=False, prefetch_factor=20) as loader:
-        batches = loader.steps(24)
-        assert sorted(next(batches)[0].item() for _ in range(11)) == list(range(1, 12))
-        gate.let_go(2)  # that of the next epoch may wait, too, and take a byte first
-        assert next(batches)[0].item() == 0
-        assert loader.state_dict()["epoch"] == 1
-        assert sorted(batch[0].item() for batch in batches) == list(range(12))
-
-
 @pytest.mark.slow
 def test_out_of_order_what_is_left_is_compared_with_the_run_that_the_state_is_from(tmp_path):
     """With two workers the second batch comes before the first one, without them it does not."""

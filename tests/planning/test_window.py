@@ -54,7 +54,7 @@ def test_each_reply_comes_out_once_by_number_or_by_arrival_and_never_more_than_t
         kept = [n for n in range(number) if n not in came and not (n in hollow and n in arrivals)]
         assert len(kept) <= limit
         assert len(kept) == limit or number == total
-        assert (len(window), window.waiting) == (number - len(came), number - len(arrivals))
+        assert len(window) == number - len(came)
         popped = window.pop()
         if popped is None:
             reply = pool.receive()
@@ -123,10 +123,12 @@ def counted(batches: Any) -> Counter[int]:
 def test_a_loader_gives_the_same_batches_whatever_the_order_of_the_answers(
     order: list[int], factor: int, in_order: bool
 ) -> None:
-    wanted = [batch.tolist() for batch in DataLoader(range(23), 3, shuffle=True, seed=3)]
+    """Out of order none overtakes the end of an epoch."""
+    wanted = [batch.tolist() for batch in DataLoader(range(23), 3, shuffle=True, seed=3).steps(16)]
     loader = answered(order, range(23), shuffle=True, prefetch_factor=factor, in_order=in_order)
-    found = [batch.tolist() for batch in loader]
-    assert found == wanted if in_order else sorted(found) == sorted(wanted)
+    found = [batch.tolist() for batch in loader.steps(16)]
+    for part in (slice(8), slice(8, None)):
+        assert found[part] == wanted[part] if in_order else sorted(found[part]) == sorted(wanted[part])
 
 
 @few
@@ -159,6 +161,7 @@ def test_a_stream_gives_the_same_batches_whatever_the_order_of_the_answers(
 
 @many_workers
 @few
+@example(order=[], sizes=[9], lanes=1, size=2, taken=2)
 @example(order=[0] * 6 + [1] * 20, sizes=[3] * 4, lanes=4, size=4, taken=1)
 @given(order=ORDERS, sizes=SIZES, lanes=st.integers(1, 5), size=st.integers(1, 4), taken=st.integers(0, 12))
 def test_a_state_of_a_stream_taken_out_of_order_leaves_exactly_the_rest(
