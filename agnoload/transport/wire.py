@@ -97,19 +97,17 @@ def encode(value: Any, slot: Slot) -> EncodedSpan:
     What plain pickle refuses (a class of a notebook, a lambda) travels by value, which is slower.
     """
     used = slot.used
+    stream = io.BytesIO()
+    pickler: _Pickler | _ByValue = _Pickler(stream, slot)
     try:
-        header, arrays = _pickled(_Pickler, value, slot)
+        pickler.dump(value)
     except (pickle.PicklingError, AttributeError, TypeError):
         slot.used = used
-        header, arrays = _pickled(_ByValue, value, slot)
-    return EncodedSpan(slot.put(header), len(header), arrays, slot.used)
-
-
-def _pickled(kind: type[_Pickler | _ByValue], value: Any, slot: Slot) -> tuple[memoryview, int]:
-    stream = io.BytesIO()
-    pickler = kind(stream, slot)
-    pickler.dump(value)
-    return stream.getbuffer(), pickler.arrays
+        stream = io.BytesIO()
+        pickler = _ByValue(stream, slot)
+        pickler.dump(value)
+    header = stream.getbuffer()
+    return EncodedSpan(slot.put(header), len(header), pickler.arrays, slot.used)
 
 
 def decode(span: EncodedSpan, slot: Slot, arena: Arena | None) -> Any:
