@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import compileall
 import contextlib
+import importlib.machinery
 import importlib.util
 import os
 import signal
@@ -39,10 +40,23 @@ settings.register_profile("explore", deadline=None, suppress_health_check=quiet)
 settings.load_profile("same")
 
 
+class WithoutTests(importlib.machinery.PathFinder):
+    """Finds no package `tests`, so that what a test defines goes to workers by value.
+
+    Otherwise each template would import the test's module, and with it pytest and hypothesis: that takes ten times as
+    long as all else that workers do in most tests.
+    """
+
+    @classmethod
+    def find_spec(cls, fullname: str, path: Any = None, target: Any = None) -> Any:
+        return None if fullname == "tests" and path is None else super().find_spec(fullname, path, target)
+
+
 def pytest_configure() -> None:
     """Have the core compiled once, not in each program that a test starts: that takes as long as its imports."""
     sys.dont_write_bytecode = False  # pytest keeps the compiled tests, too
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.meta_path[sys.meta_path.index(importlib.machinery.PathFinder)] = WithoutTests
     compileall.compile_dir(str(Path(agnoload.__file__).parent), quiet=2)
 
 

@@ -75,7 +75,7 @@ def kill(process: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("method", "epochs"), [("forkserver", 60), ("fork", 20)])
+@pytest.mark.parametrize(("method", "epochs"), [("forkserver", 40), ("fork", 20)])
 def test_epochs_in_which_a_worker_is_killed_are_bit_identical_and_nothing_grows(method, epochs) -> None:
     chaos(epochs, method, seed=2)
 
