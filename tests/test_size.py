@@ -20,7 +20,7 @@ BUDGETS = {
     "fetching": 1191,
     "monitoring": 715,
     "planning": 1545,
-    "pools": 2580,
+    "pools": 2560,
     "samplers": 1785,
     "streams": 2210,
     "testing": 925,

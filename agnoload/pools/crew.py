@@ -95,19 +95,11 @@ class Crew:
         process.close()
         return process
 
-    def end(self, worker: int | None = None) -> None:
-        """Wait for all workers, which were asked to end, then end them by force; or end one that hangs.
-
-        That one has a second for its own clean-up. For each step, those that still run get a signal (0: none), and then
-        some seconds.
-        """
-        if worker is None:
-            found = list(self.processes.values())
-            steps = [(0, ASKED), (self.end_signal, TERMINATED), (signal.SIGKILL, KILLED)]
-        else:
-            found, steps = [self.processes[worker]], [(self.end_signal, 1.0), (signal.SIGKILL, KILLED)]
+    def end(self) -> None:
+        """Wait for workers that were asked to end, then end them by force."""
+        found = self.processes.values()
         running = {process.sentinel: process for process in found if process.exitcode() is None and process.started}
-        for number, seconds in steps:
+        for number, seconds in ((0, ASKED), (self.end_signal, TERMINATED), (signal.SIGKILL, KILLED)):
             for process in running.values():
                 if number:
                     process.kill(number)

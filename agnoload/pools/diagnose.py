@@ -95,8 +95,8 @@ def oom_kills(root: Path = ROOT) -> int:
 
 def what_holds_up(
     number: int, requests: Mapping[int, Request], board: WorkerStatusBoard, processes: Mapping[int, Process]
-) -> tuple[str, int | None]:
-    """What a request under way waits for, with the stack of its worker; and that worker."""
+) -> str:
+    """What a request under way waits for, with the stack of its worker."""
     what = describe_request(requests[number])
     claimed = [(board.claimed(worker), worker) for worker in processes]
     claims = {n: worker for n, worker in claimed if n is not None and n in requests}  # the others were answered
@@ -109,9 +109,9 @@ def what_holds_up(
             other, busy = next(iter(claims.items()))
             what = f"{describe_request(requests[other])}, asked for earlier, while {what} waits for a free worker"
         else:
-            return f"{what} waits for a free worker", None
+            return f"{what} waits for a free worker"
     if board.stage(busy) == Stage.LAUNCHED:  # it does not handle our signal yet: that would end it
-        return f"worker {busy} is busy with {what}: its process has not started yet", busy
+        return f"worker {busy} is busy with {what}: its process has not started yet"
     before, stack = board.stack(busy), "  (it did not answer)"
     processes[busy].kill(DUMP_SIGNAL)
     deadline = time.monotonic() + 0.5
@@ -121,7 +121,7 @@ def what_holds_up(
             time.sleep(0.01)  # the fault handler writes line by line: let it end
             stack = board.stack(busy)[len(before) :].strip()
             break
-    return f"{worker_name(busy, processes[busy])} is busy with {what}; its stack:\n{stack}", busy
+    return f"{worker_name(busy, processes[busy])} is busy with {what}; its stack:\n{stack}"
 
 
 # ---------------------------------------------------------------------------------------------- forks

@@ -115,8 +115,8 @@ def _top(module: str) -> str:
 # ---------------------------------------------------------------------------------------------- who uses the server
 
 _current: ForkServer | None = None
-_users: weakref.WeakSet[Any] = weakref.WeakSet()
-_guard = threading.RLock()
+_users: weakref.WeakSet[Any] = weakref.WeakSet()  # one that is dropped without being closed must not keep the server
+_guard = threading.RLock()  # a finalizer of a user may run in the thread that holds it
 
 
 def _server() -> ForkServer:

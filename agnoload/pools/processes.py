@@ -92,7 +92,7 @@ class ProcessPool:
         self._ready: deque[Reply] = deque()
         self._fatal: BaseException | None = None
         self._warned = self._closed = False
-        self._inside = threading.RLock()
+        self._inside = threading.RLock()  # a signal handler may close the pool within another call of its thread
         self.crew = Crew(fetch, context, environment or {}, preload)
         self._channel = Channel(workers, owned)
         with standard_streams():
@@ -141,11 +141,10 @@ class ProcessPool:
                 if late or (not self._warned and waited >= diagnose.SILENCE):
                     requests = {number: flight.request for number, flight in self._in_flight.items()}
                     oldest = min(number for number, flight in self._in_flight.items() if not flight.abandoned)
-                    text, worker = what_holds_up(oldest, requests, self._board, self.crew.processes)
-                    if late:
-                        if worker is not None:
-                            self.crew.end(worker)
-                        raise WorkerTimeout(f"no batch came within {waited:.1f} s: {text}")
+                    text = what_holds_up(oldest, requests, self._board, self.crew.processes)
+                    if late:  # and nobody keeps this pool, in which a worker hangs
+                        self._fatal = WorkerTimeout(f"no batch came within {waited:.1f} s: {text}")
+                        raise self._fatal
                     self._warned = True
                     warn(f"no batch for {waited:.0f} s: {text}")
                 silence = None if self._warned else diagnose.SILENCE

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from agnoload.batching.collate import default_collate
-from agnoload.batching.packing import pack_sequences
+from agnoload.batching.packing import PackedRows, pack_sequences
 from agnoload.batching.ragged import Packed, Padded, Ragged
 from agnoload.batching.ragged_collate import RaggedCollate, ragged_collate
 from agnoload.batching.tree import map_leaves, path_text, walk
@@ -553,6 +553,12 @@ def test_packing_is_first_fit_decreasing(case: tuple[int, list[int]]) -> None:
         kept = [number for number in row.tolist() if number]
         assert sorted(set(kept)) == list(range(1, len(set(kept)) + 1))
         assert kept == sorted(kept)
+
+
+def test_a_sequence_without_tokens_has_no_number() -> None:
+    rows = PackedRows(np.zeros(3, int), np.array([0, 2, 2]), np.array([2, 0, 1]), rows=1, capacity=4, fill=0.75)
+    same(rows.segment_ids, np.int32([[1, 1, 2, 0]]))
+    same(rows.positions, np.int32([[0, 1, 0, 0]]))
 
 
 @pytest.mark.parametrize(

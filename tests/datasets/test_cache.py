@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
 from agnoload import seeding
-from agnoload.datasets import ArrayDataset, CachedDataset, Dataset, cache, find_caches
+from agnoload.datasets import ArrayDataset, CachedDataset, Dataset, find_caches
 from agnoload.errors import AgnoloadError, AgnoloadWarning, OptionError
 from agnoload.inspect import find_large_lists
 from agnoload.transport.memory import Receiving, SharedFile, sending
@@ -214,53 +214,34 @@ def test_a_sample_loaded_before_a_clear_is_not_kept_after_it(slow):
     assert cached.nbytes == 0
 
 
-def die_while_writing(cached):
-    def pieces():
-        yield 0, np.full(PAYLOAD // 2, 255, np.uint8)
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    cache._encode = lambda sample: (PAYLOAD, pieces())
-    cached[5]
-
-
-def test_a_worker_that_dies_while_it_writes_leaves_the_cache_open_and_whole(slow):
-    cached = CachedDataset(slow, 1 << 20)
-    visit(cached, range(5))
-    assert in_worker(die_while_writing, as_worker_gets_it(cached)) == -signal.SIGKILL
-    assert cached.nbytes < 5 * (PAYLOAD + 400)
-    visit(cached, range(10))
-    visit(cached, range(10))
-    assert slow.loads() == 5 + 1 + 5
-
-
 class Mortal:
-    """An array that kills its process at the second write to any of its kind."""
+    """An array that kills its process at the given write to any of its kind."""
 
-    writes = 0
-
-    def __init__(self, array):
+    def __init__(self, array, writes):
         self.array = array
+        self.writes = writes
 
     def __getitem__(self, place):
         return self.array[place]
 
     def __setitem__(self, place, value):
-        Mortal.writes += 1
-        if Mortal.writes == 2:
+        if next(self.writes) == 0:
             os.kill(os.getpid(), signal.SIGKILL)
         self.array[place] = value
 
 
-def die_while_publishing(cached):
-    cached._table, cached._counters = Mortal(cached._table), Mortal(cached._counters)
-    cached[5]
-
-
-def test_the_record_of_a_worker_that_dies_while_it_publishes_it_is_not_written_over(slow):
+@pytest.mark.parametrize("before_it", [0, 1])
+def test_a_worker_that_dies_while_it_publishes_a_record_loses_only_that(slow, before_it):
     cached = CachedDataset(slow, 1 << 20)
-    assert in_worker(die_while_publishing, as_worker_gets_it(cached)) == -signal.SIGKILL
-    for _ in range(2):
-        visit(cached, range(10))
+    visit(cached, range(5))
+    worker = as_worker_gets_it(cached)
+    writes = iter(range(before_it, -1, -1))
+    worker._table, worker._counters = Mortal(worker._table, writes), Mortal(worker._counters, writes)
+    assert in_worker(worker.__getitem__, 5) == -signal.SIGKILL
+    visit(cached, range(10))
+    visit(cached, range(10))
+    assert slow.loads() == 5 + 1 + 5
+    assert cached.nbytes < (10 + before_it) * (PAYLOAD + 400)
 
 
 def test_a_child_forked_while_a_thread_holds_the_lock_can_lock_it_later(slow):
@@ -351,14 +332,10 @@ def test_a_shared_file_travels_in_a_payload_only_and_leaves_no_descriptor():
         os.fstat(spare)
 
 
-def test_large_lists_are_found_by_their_paths():
+def test_large_lists_and_caches_are_found_inside_other_datasets():
     class Held:
         def __init__(self):
-            self.names = [str(n) for n in range(11)]
-            self.few = [1]
-            self.table = {n: n for n in range(11)}
-            self.objects = np.array([None] * 11)
-            self.numbers = np.zeros(100)
+            self.names, self.few, self.objects = [str(n) for n in range(11)], [1], np.array([None] * 11)
 
         def __len__(self):
             return 1
@@ -366,21 +343,9 @@ def test_large_lists_are_found_by_their_paths():
         def __getitem__(self, index):
             return index
 
-    expected = ["dataset.datasets[1].dataset.dataset." + name for name in ("names", "table", "objects")]
     cached = CachedDataset(Held(), 1000)
-    nested = ArrayDataset([1]) + cached.map(str)
-    assert find_large_lists(nested, limit=10) == expected
-    assert find_large_lists(list(range(11)), limit=10) == ["dataset"]
-    assert find_large_lists(ArrayDataset(np.zeros(1000)), limit=10) == []
+    nested = ArrayDataset(np.zeros(100)) + cached.map(str)
+    held = "dataset.datasets[1].dataset.dataset."
+    assert find_large_lists(nested, limit=10) == [held + "names", held + "objects"]
     assert find_large_lists(Held()) == []
     assert find_caches(nested) == [cached]
-
-
-def test_slots_are_looked_into_and_circles_end():
-    class Slotted:
-        __slots__ = ("dataset", "names")
-
-    slotted = Slotted()
-    slotted.names = (0,) * 11
-    slotted.dataset = slotted
-    assert find_large_lists(slotted, limit=10) == ["dataset.names"]

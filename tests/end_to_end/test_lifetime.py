@@ -357,8 +357,13 @@ class Items(Stream):
 @pytest.mark.parametrize("data", [Data(40, {}), Items(40)], ids=["indexed", "stream"])
 @pytest.mark.parametrize(
     ("options", "whole"),
-    [({}, False), ({"num_workers": 1}, False), ({"num_workers": 1, "persistent_workers": True}, True)],
-    ids=["inline", "process", "idle process"],
+    [
+        ({}, False),
+        ({"num_workers": 1}, False),
+        ({"num_workers": 1, "persistent_workers": True}, False),
+        ({"num_workers": 1, "persistent_workers": True}, True),
+    ],
+    ids=["inline", "process", "kept process", "idle process"],
 )
 def test_a_loader_its_iterator_and_its_workers_die_in_one_cycle(data, whole, options) -> None:
     data = copy.copy(data)

@@ -30,7 +30,7 @@ def ended() -> Callable[..., list[str]]:
 
     def end(*processes: subprocess.Popen[str]) -> list[str]:
         try:
-            outputs = [process.communicate(timeout=200) for process in processes]
+            outputs = [process.communicate(timeout=400) for process in processes]
         finally:
             for process in processes:
                 process.kill()

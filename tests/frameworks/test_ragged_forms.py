@@ -138,11 +138,13 @@ def test_jit_compiles_a_packed_step_once_and_sums_by_segment(options: dict[str, 
 
 
 def test_cupys_forms_are_those_of_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "cupy", np)  # its functions are NumPy's, name by name
+    pairs = list(zip(batches("numpy", "packed"), batches("numpy", "padded"), strict=True))
+    # Its functions are NumPy's, name by name. No batch is made from here on: agnoload would keep a backend for it.
+    monkeypatch.setitem(sys.modules, "cupy", np)
     monkeypatch.delitem(sys.modules, "agnoload_cupy.ragged", raising=False)
     forms = importlib.import_module("agnoload_cupy.ragged")
     try:
-        for packed, padded in zip(batches("numpy", "packed"), batches("numpy", "padded"), strict=True):
+        for packed, padded in pairs:
             for field, axis in (("x", 0), ("edges", 1)):
                 ids = packed[field].item_of_value(axis)
                 assert forms.segment_ids(packed[field], axis).tolist() == ids.tolist()

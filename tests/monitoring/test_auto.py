@@ -71,7 +71,7 @@ QUOTAS = st.lists(st.none() | st.integers(1000, 1_500_000), min_size=1, max_size
 """Microseconds of each 100,000 that a control group and those inside it allow."""
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(st.integers(1, 64), st.integers(1, 64), st.sampled_from([1, 1, 2, 3, 100]), QUOTAS, st.booleans())
 def test_c55_cores_are_bounded_by_affinity_machine_and_the_quotas_of_control_groups(
     cores: int, affine: int, sharing: int, quotas: list[int | None], first_version: bool
@@ -90,7 +90,7 @@ def test_c55_cores_are_bounded_by_affinity_machine_and_the_quotas_of_control_gro
         assert system.usable_cores(sharing, root) == max(1, min(limits))
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(st.lists(st.none() | st.integers(1, 10**12), min_size=1, max_size=3), st.booleans())
 def test_memory_is_bounded_by_the_limits_of_control_groups(limits: list[int | None], first_version: bool) -> None:
     group, files = "", {}

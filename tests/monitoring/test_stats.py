@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import agnoload
@@ -216,6 +216,7 @@ BATCHES = st.recursive(
 )
 
 
+@settings(max_examples=50)
 @given(BATCHES)
 def test_bytes_are_those_of_the_arrays_wherever_they_lie(batch: Any) -> None:
     leaves = [leaf for _, leaf in walk(batch)]
@@ -228,6 +229,7 @@ WORK = st.tuples(st.integers(0, 2), *[st.sampled_from([0.0, 0.125, 0.5, 2.0])] *
 """Of a batch: who loads it, how long that worker was idle before, how long it works, how long the user works."""
 
 
+@settings(max_examples=50)
 @given(st.lists(WORK, min_size=1, max_size=30), st.integers(1, 7))
 def test_the_account_is_the_sum_of_what_was_noted_however_it_is_cut(
     work: list[tuple[int, float, float, float]], chunk: int

@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agnoload import DataLoader, WorkerDied, sample_rng
-from agnoload.pools import diagnose
+from agnoload.pools import diagnose, preload
 from agnoload.pools.channel import ReplyTicket
 from agnoload.pools.status import WorkerStatusBoard
 
@@ -190,6 +190,15 @@ def test_any_few_deaths_leave_the_batches_as_they_are(workers: int, deadly: set[
         assert bits(list(loader)) == bits(undisturbed)
     for fd in (fd for pipe in pipes.values() for fd in pipe):
         os.close(fd)
+
+
+def test_workers_start_again_although_the_fork_server_died_with_them() -> None:
+    with DataLoader(range(40), 1, num_workers=2, max_worker_restarts=4, prefetch_factor=1) as loader:
+        batches = iter(loader)
+        got = [int(next(batches)[0])]
+        assert preload._current is not None
+        os.kill(preload._current._process.pid, signal.SIGKILL)
+        assert got + [int(batch[0]) for batch in batches] == list(range(40))
 
 
 def test_a_request_that_kills_two_workers_is_the_culprit(folder) -> None:

@@ -58,7 +58,7 @@ def opened(gate: str) -> None:
 
 @pytest.fixture
 def after_silence(monkeypatch) -> Iterator[Callable[[Callable[[], object]], None]]:
-    """Does something once the report of a long silence is being made; from then on a short one is long."""
+    """Does something once the report of a long silence has been made; from then on a short one is long."""
     threads: list[threading.Thread] = []
 
     def arrange(deed: Callable[[], object]) -> None:
@@ -66,8 +66,9 @@ def after_silence(monkeypatch) -> Iterator[Callable[[Callable[[], object]], None
         holds_up = diagnose.what_holds_up
 
         def report(*arguments):
+            text = holds_up(*arguments)
             reported.set()
-            return holds_up(*arguments)
+            return text
 
         monkeypatch.setattr(diagnose, "SILENCE", 0.1)
         monkeypatch.setattr("agnoload.pools.processes.what_holds_up", report)
@@ -84,9 +85,10 @@ def after_silence(monkeypatch) -> Iterator[Callable[[Callable[[], object]], None
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [Gate, Stubborn])
-def test_a_timeout_names_worker_indices_seconds_and_stack_and_ends_the_worker(kind, gate) -> None:
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_timeout_names_worker_indices_seconds_and_stack_and_ends_the_worker(kind, persistent, gate) -> None:
     """Also one that ignores SIGTERM. The crash matrix does this with every start method."""
-    loader = DataLoader(kind(gate), 1, num_workers=2, timeout=0.5)
+    loader = DataLoader(kind(gate), 1, num_workers=2, timeout=0.5, persistent_workers=persistent)
     batches = iter(loader)
     assert [int(next(batches)[0]) for _ in range(5)] == [0, 1, 2, 3, 4]
     with pytest.raises(WorkerTimeout) as caught:

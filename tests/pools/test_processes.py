@@ -296,14 +296,20 @@ def test_a_dead_workers_ticket_makes_room_for_the_next_one(monkeypatch: pytest.M
 # ------------------------------------------------------------------------------------------------ used again
 
 
-def test_a_reply_in_a_slot_that_its_request_no_longer_has_is_dropped(pool: ProcessPool, tmp_path: Path) -> None:
+def test_a_request_that_is_taken_for_lost_gets_another_slot_and_the_late_reply_is_dropped(
+    pool: ProcessPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A worker that was frozen wakes and answers, while another one loads its request again."""
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     number = ask(pool, lambda empty: fifo.read_text())
     wait_until(lambda: pool._board.claimed(0) == number)
-    flight = pool._in_flight[number]
-    flight.slot = pool.arena.acquire()
+    before = pool._in_flight[number].slot
+    with monkeypatch.context() as frozen:
+        frozen.setattr(pool._board, "claimed", lambda worker: None)  # as if it had not come so far
+        (flight,) = pool._lost(0, None)
+    assert flight.request.number == number
+    assert flight.slot is not before  # it may still write into that one
     pool._channel.send([(0, channel.write_request(flight.request, flight.slot, False))])
     fifo.write_text("late")
     assert select.select([pool._channel.replies], [], [], 30)[0]

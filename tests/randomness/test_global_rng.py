@@ -94,7 +94,7 @@ def batches(loader):
     return [[field.tolist() for field in batch] for batch in loader]
 
 
-@settings(max_examples=30)
+@settings(max_examples=12)
 @given(ACTIONS, st.sampled_from([Draws(), Reseeds()]), SEEDS)
 def test_loading_neither_reads_nor_moves_the_users_generators(actions, dataset, seed):
     found = []

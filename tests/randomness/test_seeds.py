@@ -138,7 +138,7 @@ def batches(loader):
 KIND = st.sampled_from(sorted(GENERATORS))
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(KIND, st.integers(0, 15))
 def test_a_generator_gives_a_seed_once_an_epoch_and_a_run_resumes_with_one_that_was_made_alike(kind, k):
     make = GENERATORS[kind]

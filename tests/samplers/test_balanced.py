@@ -14,7 +14,6 @@ from agnoload.samplers import (
     BalancedBatchSampler,
     ClassUniformBatchSampler,
     CyclicClassBatchSampler,
-    WeightedRandomSampler,
     imbalance_weights,
 )
 from agnoload.samplers.apportion import class_counts, class_shares, exact_shares
@@ -301,14 +300,6 @@ def test_groups_cover_all_items_once(labels):
 def test_more_classes_than_sixteen_bits_hold_group_alike():
     labels = np.random.default_rng(0).permutation(np.arange(140_000) // 2)
     assert (ClassIndex("labels", labels).members == np.argsort(labels, kind="stable")).all()
-
-
-@pytest.mark.slow
-def test_five_million_labels_are_enough_and_no_sample_is_read():
-    labels = np.random.default_rng(0).integers(0, 1000, 5_000_000)
-    for sampler in (BalancedBatchSampler(labels, 256), WeightedRandomSampler(imbalance_weights(labels), 1000)):
-        assert sampler.data_length == 5_000_000
-        assert np.max(next(iter(sampler))) < 5_000_000
 
 
 # --- weights

@@ -223,6 +223,17 @@ def test_functions_of_map_run_only_for_what_is_delivered_whatever_is_made_of_the
         assert log.stat().st_size == (2 if type(found[0]) is list else 1) * len(found) > 0
 
 
+@settings(max_examples=12)
+@given(
+    n=st.integers(0, 20), size=st.integers(1, 4), workers=st.integers(0, 2), outer=st.sampled_from([None, "shuffle"])
+)
+def test_a_sample_that_passes_a_filter_is_the_one_that_is_delivered(kit, deliver, n, size, workers, outer):
+    """Made again it would have drawn something else."""
+    stream = kit.Count(n).map(kit.with_own_draw).filter(lambda sample: sample["own"] % 2)
+    batches = deliver(stream.shuffle(3) if outer else stream, size, workers)
+    assert all(sample["own"] % 2 for batch in batches for sample in batch)
+
+
 def test_worker_info_inside_functions_of_a_stream_is_that_of_whoever_delivers(kit, load, readers):
     found = load(kit.Count(12).map(kit.facts), 2, epochs=2, **readers)
     rows = [row for batch in found for row in zip(*batch, strict=True)]

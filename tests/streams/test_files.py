@@ -402,6 +402,14 @@ def test_a_missing_value_changes_no_other_nor_its_type_wherever_reading_begins(f
         assert value is None or row["x"].dtype == value.dtype
 
 
+def test_rows_of_a_large_parquet_file_come_once_wherever_reading_begins(tmp_path):
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pyarrow.table({"n": range(2100)}), tmp_path / "a.parquet", row_group_size=1500)
+    for start in (0, 5, 1030, 2099):  # more rows than are decoded at a time
+        rows = read_parquet(tmp_path / "a.parquet", start)
+        assert [int(row["n"]) for row in rows] == list(range(start, 2100))
+
+
 def test_columns_of_parquet_that_hold_no_numbers_are_pythons_own_and_can_be_chosen(tmp_path):
     pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     columns = {"name": ["a", None], "list": [[1], []], "s": [{"a": 1, "b": 2}, {"a": 3, "b": 4}]}

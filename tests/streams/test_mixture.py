@@ -70,11 +70,25 @@ def test_the_batches_of_each_rank_have_their_exact_shares(kit, deliver, weights,
         assert [dict(Counter(source for _, source in batch)) for batch in batches[:2]] == wanted[rank::world]
 
 
+@settings(max_examples=30)
+@given(weights=WEIGHTS, size=st.integers(1, 20), batches=st.integers(1, 30))
+def test_in_the_long_run_no_share_is_off_by_more_than_a_sample_for_each_source(weights, size, batches):
+    owed, totals = [0] * len(weights), [0] * len(weights)
+    for batch in range(1, batches + 1):
+        counts, owed = exact_shares(weights, size, owed)
+        totals = [total + count for total, count in zip(totals, counts, strict=True)]
+        for total, weight in zip(totals, weights, strict=True):
+            assert abs(total - weight * size * batch / sum(weights)) < len(weights)
+
+
 def test_shares_of_a_batch_are_those_by_largest_remainder(kit, load):
     mixture = Mixture([kit.Rows(160), kit.Rows(160), kit.Count(160)], [0.6, 0.3, 0.1], per="batch", with_source=True)
     counts = [[sources.count(k) for k in range(3)] for _, sources in load(mixture, 16)]
     assert counts[:2] == [[10, 5, 1], [9, 5, 2]]
     assert np.sum(counts[:10], 0).tolist() == [96, 48, 16]
+    mixture = Mixture([range(40), range(40), range(40)], [0.6, 0.3, 0.1], per="batch", with_source=True)
+    lists = [each for batch in DataLoader(mixture.batch(4), 5, collate_fn=list) for each in batch]
+    assert lists == list(DataLoader(mixture, 4, collate_fn=list)), "shares of the lists, not of the loader's batches"
 
 
 @settings(max_examples=10)

@@ -147,16 +147,19 @@ def test_samples_and_shards_are_dealt_out_in_turn(kit, load):
     assert found == [[([0, 2, 4], [True] * 3)], [([1, 3, 0], [True, True, False])]]
 
 
-def test_each_epoch_has_other_shards_for_a_rank_and_a_loader_knows_how_many_batches(kit):
+def test_each_epoch_has_other_shards_for_a_rank_and_a_loader_knows_how_many_batches(kit, deliver):
+    def split(uneven):
+        return kit.Sized([4, 1, 3, 0, 5]).shuffle(3).split_by_rank(0, 2, uneven=uneven)
+
     for uneven in UNEVEN:
-        found = []
+        loader, found = DataLoader(split(uneven), 2, seed=5, collate_fn=list), []
         for epoch in range(3):
-            stream = kit.Sized([4, 1, 3, 0, 5]).shuffle(3).split_by_rank(0, 2, uneven=uneven)
-            loader = DataLoader(stream, 2, seed=5, collate_fn=list)
-            loader.set_epoch(epoch)
             length = len(loader)
             found.append(list(loader))
             assert len(found[-1]) == length
+            assert found[-1] == deliver(split(uneven), 2, seed=5, epoch=epoch), (
+                "as of a stream that nobody has read before"
+            )
         assert found[0] != found[1] != found[2]
 
 

@@ -57,7 +57,7 @@ STEPS = {
     "pack": lambda kit, stream: stream.map(tokens).pack(3),
     "chain": lambda kit, stream: stream + kit.Resumable(3),
     "mix, first": lambda kit, stream: Mixture([stream, range(100, 104), kit.Restarting(3)], [2, 1, 1], shuffle=True),
-    "mix, last": lambda kit, stream: Mixture([stream, range(100, 104)], [2, 1], "last", "batch", batch_size=3),
+    "mix, last": lambda kit, stream: Mixture([stream, range(100, 104)], [3, 2], "last", "batch", batch_size=3),
     "rank 0": lambda kit, stream: stream.split_by_rank(0, 2),
     "rank 1, stop": lambda kit, stream: uneven(stream, 1, 2, "stop"),
     "rank 2, pad": lambda kit, stream: uneven(stream, 2, 3, "pad"),
@@ -125,10 +125,11 @@ STREAMS = {
     "shards": lambda kit: kit.Shards(17, 5, lanes=3).map(kit.with_own_draw),
     "shards with a state": lambda kit: kit.ResumableShards(11, 4, lanes=3).shuffle(1),
     "chain, one part without a state": lambda kit: kit.Resumable(5) + kit.Count(4),
-    # To read the rank's last sample is to see the end of the stream, which by then has gone back to its start.
-    "rank, its last round not full": lambda kit: kit.Resumable(13).split_by_rank(0, 2).map(kit.with_own_draw),
+    # Its last batch is full, its last round not: to read its last sample is to see the end of the stream, which by then
+    # has gone back to its start.
+    "rank, its last round not full": lambda kit: kit.Resumable(11).split_by_rank(0, 2).map(kit.with_own_draw),
     "rank's shards, stopped": lambda kit: kit.Shards(13, 4).split_by_rank(0, 2, uneven="stop"),
-    "exact mixture": lambda kit: Mixture([kit.Resumable(9), kit.Rows(7)], [2, 1], per="batch", shuffle=True),
+    "exact mixture": lambda kit: Mixture([kit.Resumable(9), kit.Rows(7)], [5, 2], per="batch", shuffle=True),
     "mixture of a mixture that may give nothing": lambda kit: Mixture(
         [Mixture([[], range(100, 104), [0, 1, 2]], [1, 2, 1]), range(1000, 1004)], [2, 1], "last", "batch"
     ),
