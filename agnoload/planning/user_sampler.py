@@ -55,9 +55,11 @@ class UserSampler:
         self._rewind: list[Any] = []
 
     def identity(self) -> str:
-        """What must be equal for a saved state to fit."""
+        """What must be equal for a saved state to fit. The length of one with `set_epoch` may differ by epoch."""
         if isinstance(self.sampler, SeededSampler):
             return self.sampler.identity()
+        if self._settable is not None:
+            return type(self.sampler).__name__
         try:
             return f"{type(self.sampler).__name__}({len(self.sampler)})"
         except (TypeError, NotImplementedError):
@@ -246,8 +248,9 @@ class UserSamplerPlan(OrderedPlan):
         if saved is not None and saved.sum is not None and saved.sum != self._sum:
             raise StateError(
                 f"the sampler, {type(self._user.sampler).__name__}, gives other indices than when this state was saved "
-                f"(check sums {saved.sum} and {self._sum}), so it cannot be resumed: give it a seed of its own, or "
-                "state_dict and load_state_dict"
+                f"(check sums {saved.sum} and {self._sum}), so it cannot be resumed: make it with the same arguments, on "
+                "the same rank; one that draws needs a seed of its own, one that changes by epoch set_epoch(n), any "
+                "other state_dict and load_state_dict"
             )
 
 

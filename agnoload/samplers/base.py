@@ -40,7 +40,7 @@ class Sampler(Generic[T_co]):
     """
 
     def __init__(self, data_source: Any = None) -> None:
-        """`data_source` is not used; it is accepted because samplers written for torch may pass one."""
+        pass  # samplers written for torch pass `data_source` on, which is not used
 
     def __iter__(self) -> Iterator[T_co]:
         raise NotImplementedError(f"{type(self).__name__} must define __iter__")

@@ -51,6 +51,8 @@ class _Desk:
         self.asked = device
         self.backend = kind()
         self.device = self.backend.check(device, pin_memory)
+        places = kind.place is not Backend.place
+        require(places or self.device is None, "a backend whose check returns a device must define place")
 
     def start(self, batch: Any) -> Callable[[], Any]:
         converted = map_leaves(self.backend.convert, batch)

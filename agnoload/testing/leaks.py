@@ -106,6 +106,7 @@ def _settled(before: _Open) -> _Open:
         if thread is not threading.current_thread():
             thread.join(max(0.0, deadline - time.monotonic()))
     files = now.shared_memory - before.shared_memory
+    files -= _used_by_others(files, now.processes)  # nobody need wait for those
     while time.monotonic() < deadline and any(os.path.exists(f"/dev/shm/{name}") for name in files):
         time.sleep(0.01)  # others make some, too, and remove them at once
     later = _look()

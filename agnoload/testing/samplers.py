@@ -22,9 +22,10 @@ _SPAN = 200
 def check_sampler(make_sampler: Callable[[], Any]) -> None:
     """Check that a sampler keeps what loaders rely on; `make_sampler()` makes a fresh, equal one at each call.
 
-    Every sampler: `len` (if it has one) is what comes; it yields ints, or lists of ints; a loop that is left early
-    changes nothing that follows; two fresh ones yield the same (so a random one of your own needs a fixed seed); it
-    survives pickling; `set_epoch`, if it has it, brings an epoch back; and `DistributedSampler` deals it out exactly.
+    Every sampler: `len` (if it has one) is what comes in every epoch; it yields ints, or lists of ints; each loop is
+    the next epoch, and one that is left early changes nothing that follows; two fresh ones yield the same (so a random
+    one of your own needs a fixed seed); it survives pickling; `set_epoch`, if it has it, brings an epoch back; and
+    `DistributedSampler` deals it out exactly.
 
     A sampler of this library moreover: the order is a function of `(seed, epoch)`, the same whether it is iterated,
     taken as a whole, piece by piece or from any border on, on 1 to 5 ranks; positions rise without a gap.
@@ -64,7 +65,8 @@ def _listed(sampler: Iterable[Any]) -> list[Any]:
 
 def _check_items(sampler: Any, items: list[Any], epoch: int) -> None:
     if hasattr(sampler, "__len__"):
-        text = f"len is {len(sampler)}, but {number_of(len(items), 'item')} came in epoch {epoch}"
+        text = f"len must be the same in every epoch: {number_of(len(items), 'item')} came in epoch {epoch}, and len is "
+        text += f"{len(sampler)}; leave __len__ out if it varies"
         require(len(sampler) == len(items), text)
     for place, item in enumerate(items):
         keys = item if isinstance(item, list) else [item]
@@ -74,7 +76,7 @@ def _check_items(sampler: Any, items: list[Any], epoch: int) -> None:
 
 def _check_repeats(make_sampler: Callable[[], Any], epochs: list[list[Any]]) -> None:
     fresh = make_sampler()
-    _same(_listed(fresh), epochs[0], "two fresh samplers must yield the same (give them a seed)")
+    _same(_listed(fresh), epochs[0], "two fresh samplers must yield the same: make a new one at each call, with a seed")
     left = make_sampler()
     next(iter(left), None)
     _same(_listed(left), epochs[1], "after a loop that was left early the next epoch must be the same as ever")
@@ -82,9 +84,12 @@ def _check_repeats(make_sampler: Callable[[], Any], epochs: list[list[Any]]) -> 
     _same(_listed(copied), epochs[0], "a pickled copy must yield the same")
     if not hasattr(fresh, "set_epoch"):
         return
-    for number in (1, 0):
+    for number in (0, 1, 0):
         fresh.set_epoch(number)
-        _same(_listed(fresh), epochs[number], f"set_epoch({number}) must bring epoch {number} back")
+        found = _listed(fresh)
+        advances = number == 0 or epochs[0] != epochs[1] or found == epochs[1]
+        require(advances, "a second loop must be epoch 1, but it repeated epoch 0: move on to the next in __iter__")
+        _same(found, epochs[number], f"set_epoch({number}) must bring epoch {number} back")
 
 
 def _check_ranks(make_sampler: Callable[[], Any], whole: list[Any]) -> None:

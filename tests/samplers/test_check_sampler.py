@@ -34,6 +34,13 @@ class Forgetful(Good):
         self.items = [epoch]
 
 
+class Standing(Good):
+    """Only `set_epoch` moves it on."""
+
+    def set_epoch(self, epoch):
+        self.items = self.items[:1] * epoch + [3, 1, 2]
+
+
 class Leaky(Good):
     """Goes on where the last loop was left."""
 
@@ -115,10 +122,11 @@ def test_good_samplers_pass():
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (TooLong, "len is 4, but 3 items came"),
+        (TooLong, "3 items came in epoch 0, and len is 4"),
         (lambda: Good([1, np.int64(2)]), r"must be of type int, item 1 of epoch 0 holds np.int64\(2\)"),
         (lambda: Good([[1], [True]]), "item 1 of epoch 0 holds True"),
-        (Forgetful, r"set_epoch\(1\) must bring epoch 1 back"),
+        (Forgetful, r"set_epoch\(0\) must bring epoch 0 back"),
+        (Standing, "it repeated epoch 0: move on"),
         (Leaky, "after a loop that was left early"),
         (Counting, "two fresh samplers must yield the same"),
         (Moody, "must"),
