@@ -248,8 +248,8 @@ class UserSamplerPlan(OrderedPlan):
         if saved is not None and saved.sum is not None and saved.sum != self._sum:
             raise StateError(
                 f"the sampler, {type(self._user.sampler).__name__}, gives other indices than when this state was saved "
-                f"(check sums {saved.sum} and {self._sum}), so it cannot be resumed: make it with the same arguments, on "
-                "the same rank; one that draws needs a seed of its own, one that changes by epoch set_epoch(n), any "
+                f"(check sums {saved.sum} and {self._sum}), so it cannot be resumed: make it with the same arguments, "
+                "on the same rank; one that draws needs a seed of its own, one that changes by epoch set_epoch(n), any "
                 "other state_dict and load_state_dict"
             )
 

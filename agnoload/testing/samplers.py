@@ -65,7 +65,9 @@ def _listed(sampler: Iterable[Any]) -> list[Any]:
 
 def _check_items(sampler: Any, items: list[Any], epoch: int) -> None:
     if hasattr(sampler, "__len__"):
-        text = f"len must be the same in every epoch: {number_of(len(items), 'item')} came in epoch {epoch}, and len is "
+        text = (
+            f"len must be the same in every epoch: {number_of(len(items), 'item')} came in epoch {epoch}, and len is "
+        )
         text += f"{len(sampler)}; leave __len__ out if it varies"
         require(len(sampler) == len(items), text)
     for place, item in enumerate(items):
