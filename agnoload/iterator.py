@@ -298,7 +298,7 @@ class LoaderIterator(Generic[BatchT], Iterator[BatchT]):
                 self.progress.asked = True
                 due = self._due  # whoever closes this meanwhile replaces it
                 try:
-                    self._busy = True
+                    self._busy = True  # whoever drops this iterator meanwhile must not give its pool to another
                     ready = self._ready(due)
                 except (StopIteration, GeneratorExit) as error:  # out of user code: not the end of the data
                     raise SampleStopped(f"{type(error).__name__} was raised while a batch was made ready") from error

@@ -1,6 +1,6 @@
 """The interfaces between rooms: who calls whom, with what, and what must hold.
 
-Each one is small enough to fake in a test; `agnoload.testing` has the fakes.
+Each one is small enough to fake in a test; `agnoload.testing.FakePool` is a pool that answers in an order of its own.
 """
 
 from __future__ import annotations
@@ -29,10 +29,16 @@ class Empty(Protocol):
 class Pool(Protocol):
     """Answers requests, in any order; each request is answered exactly once, or `receive` raises.
 
-    The loader calls `submit` while its window has room, `receive` when it needs a batch that is not there yet, and
-    `close` at the end, at the latest when the loader is closed. `close` may be called twice and leaves nothing behind.
-    `ready` says whether `receive` would return without waiting. While `waiting` is true, an exception out of a signal
-    handler loses nothing: `receive` may be called again.
+    The loader calls `submit` while its window has room. A request with an `owner` is for that worker, which answers its
+    requests in their order. `receive` waits for the next reply, at most `timeout` seconds, then it raises
+    `WorkerTimeout`; `ready` says whether it would return without waiting. `Reply.worker` is the worker's number, and an
+    error has a note that names the worker.
+
+    `close` ends everything and leaves nothing behind. It may be called twice, from another thread, or by a signal
+    handler while `receive` waits, which then raises `LoaderClosed`.
+
+    While `waiting` is true, an exception out of a signal handler loses nothing: `receive` may be called again. So
+    between taking a reply and setting `waiting` to false there must be no step that such an exception can come between.
     """
 
     @property
@@ -48,7 +54,11 @@ class Pool(Protocol):
 
 
 class Fetch(Protocol):
-    """Turns a request into a reply; the same object in this thread, in a thread pool and in a worker process."""
+    """Turns a request into a reply, wherever it runs.
+
+    An error of a sample comes as `Reply.error`. What is no `Exception`, such as `KeyboardInterrupt`, is raised: a
+    worker makes `Reply(number, error=...)` of it.
+    """
 
     def __call__(self, request: Request, empty: Empty) -> Reply: ...
 
@@ -61,9 +71,10 @@ class ClosableFetch(Fetch, Protocol):
 
 
 class WorkerFetch(ClosableFetch, Protocol):
-    """What a worker runs. It learns once, before its first request, which worker it serves."""
+    """What a worker runs. One object serves one worker: each thread gets `copy.copy(fetch)`, each process a pickle."""
 
-    def begin(self, worker: int) -> None: ...
+    def begin(self, worker: int) -> None:
+        """Called once in the worker, before its first request; never where there are no workers."""
 
     def parts(self) -> Mapping[str, Any]:
         """The user's objects in it, by the names that an error uses."""

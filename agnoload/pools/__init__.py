@@ -24,6 +24,8 @@ The parent waits in one `poll`: for the pipe of replies, and for a descriptor of
 the worker ends. So nothing is polled by the clock. When a worker dies, the board says which request it had claimed;
 tickets that nobody has read are still in the pipe.
 
-Another kind of pool needs no more than `protocols` says: it is a `Pool`, and calls a `WorkerFetch` wherever its workers
-are, with a `Request` and the memory for its batch. `PoolKeeper.start` is the one place that chooses among the kinds.
+Another kind of pool is a `Pool` as `protocols` describes it, and calls a `WorkerFetch` wherever its workers are, with a
+`Request` and the memory for its batch: `inline` is the shortest, `threads` the next. `PoolKeeper.start` makes it. Its
+name, a `worker_type`, is checked in `options`; where code asks for the worker type, it asks whether workers share this
+process. `tests/pools/test_contract.py` tests what all kinds promise: add the new one to its `KINDS`.
 """

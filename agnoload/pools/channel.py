@@ -17,12 +17,14 @@ import mmap
 import os
 import pickle
 import struct
+import threading
 from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from agnoload.messages import Failure, Request, StreamReport
 from agnoload.monitoring.logs import LogRecord, WarningRecord
+from agnoload.system import free_in_forks
 from agnoload.transport import pickling
 from agnoload.transport.arena import Slot
 from agnoload.transport.wire import EncodedSpan
@@ -132,6 +134,10 @@ def next_ticket(pipe: int) -> RequestTicket:
     return RequestTicket._make(_REQUEST.unpack(data)) if data else STOP
 
 
+_closing = free_in_forks(threading.RLock())
+"""Whoever closes pipes waits for whoever wakes their reader, who would write into a number that is another file's."""
+
+
 class Channel:
     """The parent's side of the pipes. `owned`: each worker has a pipe of its own, else all share one."""
 
@@ -176,7 +182,7 @@ class Channel:
         """Write the tickets that there is room for."""
         while self.waiting and self.under_way < self.room:
             worker, ticket = self.waiting.popleft()
-            self.under_way += 1
+            self.under_way += 1  # first: an interrupt between the two must not let more in than the pipe holds
             os.write(self.pipes[worker][1], ticket.packed())
 
     def take_back(self) -> set[int]:
@@ -221,8 +227,9 @@ class Channel:
 
     def wake(self) -> None:
         """Let whoever polls `replies` see something."""
-        if self.replies_end >= 0:
-            os.write(self.replies_end, _INVALID.packed())
+        with _closing:
+            if self.replies_end >= 0:
+                os.write(self.replies_end, _INVALID.packed())
 
     def stop(self, worker: int) -> None:
         """Let a worker end once it is idle."""
@@ -230,8 +237,9 @@ class Channel:
             os.write(self.pipes[worker][1], STOP.packed())
 
     def close(self) -> None:
-        for fd in {self.replies, self.replies_end, *(fd for pipe in self.pipes for fd in pipe)} - {-1}:
-            os.close(fd)
-        self.pipes.clear()
-        self.waiting.clear()
-        self.replies = self.replies_end = -1
+        with _closing:
+            for fd in {self.replies, self.replies_end, *(fd for pipe in self.pipes for fd in pipe)} - {-1}:
+                os.close(fd)
+            self.pipes.clear()
+            self.waiting.clear()
+            self.replies = self.replies_end = -1

@@ -25,8 +25,9 @@ class InlinePool:
     def receive(self, timeout: float | None = None) -> Reply:
         if not self._requests:
             raise AgnoloadError("receive() was called while no request was under way")
-        requests = self._requests  # `close` replaces it
-        # What an interrupt breaks off is loaded again; a stream has moved on, and cannot go back.
+        requests = self._requests  # `close`, in another thread or within the fetch, replaces it
+        # What an interrupt breaks off is loaded again, so `waiting` stays true if the fetch raises; a stream has moved
+        # on, and cannot go back.
         self.waiting = requests[0].owner is None
         reply = self._fetch(requests[0], np.empty)
         self.waiting = False

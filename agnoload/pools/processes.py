@@ -96,6 +96,7 @@ class ProcessPool:
         self.crew = Crew(fetch, context, environment or {}, preload)
         self._channel = Channel(workers, owned)
         with standard_streams():
+            # Slot 0 is the board; each worker has one for an error at its start, when no request has given it any.
             self.arena = Arena(1 + workers, window + workers + 1, attach, fence)
             try:
                 self._board = WorkerStatusBoard(self.arena.fd, workers)
@@ -259,7 +260,7 @@ class ProcessPool:
     def _wait(self, seconds: float | None) -> None:
         """Wait for a reply or a death, and handle all that is there; finished batches come before a death."""
         self.waiting = True
-        events = self.crew.wait(seconds)
+        events = self.crew.wait(seconds)  # an interrupt behind it loses nothing: the next wait reports the same
         self.waiting = False
         dead = []
         if events != [self._channel.replies]:  # a sentinel says that a worker has ended, or that its pid is known
@@ -302,7 +303,7 @@ class ProcessPool:
         if flight.abandoned:
             arena.give_back(ticket.slot)
             return
-        copy = bool(kind & ERROR) or arena.full(ticket.end)
+        copy = bool(kind & ERROR) or arena.full(ticket.end)  # who keeps an error must not keep a slot
         error: BaseException | None = None
         batch, extras, last = None, NO_EXTRAS, bool(kind & END)
         try:

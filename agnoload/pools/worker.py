@@ -50,7 +50,7 @@ _DEATH_SIGNAL, _NAME = 1, 15  # PR_SET_PDEATHSIG, PR_SET_NAME
 
 def main(start: Start, extra: list[int], inherited: Any = None) -> None:
     """Everything a worker process does, from its first line to its end."""
-    signal.set_wakeup_fd(-1)
+    signal.set_wakeup_fd(-1)  # a fork has the parent's, or the server's
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
     for stream in (sys.stdout, sys.stderr):  # line by line: whole, and also if the worker hangs or is killed later
         with contextlib.suppress(AttributeError, OSError, ValueError):
@@ -212,6 +212,7 @@ class Worker:
                 reply = Reply(ticket.number, error=error)
             self._send(reply, slot, request)
             del reply
+            # Only now: whoever ends the pool spares an idle worker the signal that breaks off what it does.
             board.set_stage(worker, Stage.IDLE)
 
     def _send(self, reply: Reply, slot: Slot, request: Request | None) -> None:

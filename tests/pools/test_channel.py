@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import select
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agnoload.pools import channel as channel_module
 from agnoload.pools.channel import STOP, Channel, ReplyTicket, RequestTicket, next_ticket
 
 REPLY = ReplyTicket(*[0] * 9, *[0.0] * 4)
@@ -114,3 +117,22 @@ def test_a_worker_ends_when_nobody_can_send_it_a_ticket_any_more() -> None:
         pipe = os.dup(channel.pipes[0][0])
     assert next_ticket(pipe) == STOP
     os.close(pipe)
+
+
+def test_no_thread_closes_pipes_while_another_wakes_their_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wake would go into a number that belongs to another file by then."""
+    channel, free, write = Channel(1, owned=False), [], os.write
+    channel.open()
+
+    def try_to_close_meanwhile(fd: int, data: bytes) -> int:
+        other = threading.Thread(target=lambda: free.append(channel_module._closing.acquire(blocking=False)))
+        other.start()
+        other.join()
+        return write(fd, data)
+
+    monkeypatch.setattr(channel_module.os, "write", try_to_close_meanwhile)
+    channel.wake()
+    assert free == [False]
+    channel.close()
+    channel.wake()  # nobody is left to wake
+    assert free == [False]
