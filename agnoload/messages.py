@@ -88,7 +88,7 @@ class LaneStart(NamedTuple):
     delivered: int = 0
     """The samples that were delivered before; what comes next begins there."""
     at: int = 0
-    """The number of samples that `state` is behind."""
+    """How many samples were taken before `state`."""
     state: Any = None
     """The stream's own; None for its start."""
 
@@ -132,13 +132,13 @@ class StreamReport(NamedTuple):
     places: int = 0
     """The number of places that were read: those of the batch or `leftover`, and of samples that were left out."""
     state: Any = None
-    """Where the lane is behind this batch; None if the stream cannot say."""
+    """Where the lane is after this batch; None if the stream cannot say."""
     self_sharded: bool = False
     """The stream splits itself over the workers."""
     others: bool = False
-    """At the end: ranks before this one have a sample more, behind where reading began."""
+    """At the end: ranks before this one have one sample more, counted from where reading began."""
     sums: tuple[int, int] | None = None
-    """Where several workers read the same: the check sums of all that was read before the batch, and behind it."""
+    """Where several workers read the same: the check sums of all that was read before the batch, and after it."""
 
 
 class Reply(NamedTuple):

@@ -1,7 +1,7 @@
 """What readers of one stream compare: check sums over what each has gone past, its own samples and the others'.
 
 Batch `k` is right only if whoever delivers it has gone past the very samples that the others deliver before it. So each
-answer carries the sum before its batch and the sum behind it, and the one before must be the one behind the batch that
+answer carries the sum before its batch and the sum after it, and the one before must be the one after the batch that
 precedes it, whoever has read that.
 """
 

@@ -128,7 +128,8 @@ class StreamReader:
             shards = range(lane, num_shards_of(self._stream) or 0, self._layout.lanes)
             iterator = ShardsIterator(self._stream, shards, options, partial(self._begin_shard, lane))
             if iterator.behind > at:
-                raise StateError(f"lane {lane} of a state is behind {at} samples, yet {iterator.behind} of a shard")
+                taken = iterator.behind
+                raise StateError(f"lane {lane} of a state comes after {at} samples, but its shard after {taken}")
             return _Track(iterator, at - iterator.behind, count)
         if state is None:  # from the start; but what comes once for all readers cannot be read again
             at = count if self._layout.shared else 0
@@ -142,7 +143,7 @@ class StreamReader:
             self._begin(*self._stream_key(lane, track.place))
 
     def _raws(self, track: _Track, batch: int, lane: int, size: int) -> tuple[int, list[Any], tuple[int, int] | None]:
-        """The place of a batch, its raw samples, and the check sums before and behind it."""
+        """The place of a batch, its raw samples, and the check sums before and after it."""
         raws: list[Any] = []
         if self._untouched:  # the first sample shows whether the stream splits itself
             self._pull(track, lane, size, track.place + 1, raws)

@@ -143,7 +143,7 @@ def restore(state: Any, facts: Mapping[str, Any], subject: Subject) -> EpochPosi
     borders = list(chain(*ahead))
     if borders and (borders[0] < position or any(low >= high for low, high in pairwise(borders))):
         raise StateError(
-            "ahead in a state must be stretches (start, stop) in their order, apart from each other and behind "
+            "ahead in a state must be stretches (start, stop) in their order, apart from each other and after "
             f"position {position}, got {shown(state['ahead'])}"
         )
     if not found["begun"] and (borders or position or found["stream"] is not None):
@@ -206,7 +206,7 @@ def _stream(state: Any) -> StreamPosition | None:
         begins = lanes[whole(lane, "the lane of what is ahead", len(lanes) - 1)].delivered
         if whole(place, "the place of what is ahead", FARTHEST) < begins or (place - begins) % size:
             raise StateError(
-                f"what is ahead in a stream's state must begin whole batches of {size} behind the {begins} samples of "
+                f"what is ahead in a stream's state must begin whole batches of {size} after the {begins} samples of "
                 f"lane {lane}, got {place}"
             )
         ahead.add((lane, place))

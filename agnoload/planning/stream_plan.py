@@ -37,7 +37,7 @@ class _Lane:
     count: int = 0
     """The samples delivered; what comes next begins there."""
     at: int = 0
-    """The number of samples that `state` is behind."""
+    """How many samples were taken before `state`."""
     state: Any = None
     asked: int = 0
     """Batches asked for."""
@@ -46,7 +46,7 @@ class _Lane:
     leftover_at: int = 0
     """The place of the first of them."""
     sum: int | None = None
-    """The check sum behind the last batch that has arrived, if readers give some."""
+    """The check sum after the last batch that has arrived, if readers give some."""
     reader: int = 0
     """Who has read that batch."""
 
@@ -66,7 +66,7 @@ class _Entry:
     """This and all before it have arrived, and the plan has drawn its conclusions."""
     delivered: bool = False
     after: int | None = None
-    """The place in the lane behind it; None if the lane had ended."""
+    """The place in the lane after it; None if the lane had ended."""
 
     @property
     def done(self) -> bool:

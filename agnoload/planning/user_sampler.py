@@ -201,7 +201,7 @@ class UserSamplerPlan(OrderedPlan):
         user, holder, position, saved = self._user, self._stateful, self.start.position, self.start.sampler
         own = saved is not None and saved.sum is None
         state = saved.state if saved is not None else None
-        # The state of a sampler behind its last batch: iterated from there, it may give the next epoch or nothing.
+        # The state of a sampler after its last batch: iterated from there, it may give the next epoch or nothing.
         at_end = own and not position
         if holder is not None:
             user.start(self, holder)
@@ -231,7 +231,7 @@ class UserSamplerPlan(OrderedPlan):
     # ------------------------------------------------------------------------------------------------ its position
 
     def _sampler_position(self) -> SamplerPosition:
-        """What a state needs to resume behind what the sampler gave last."""
+        """What a state needs to resume after what the sampler gave last."""
         if self._stateful is None:
             return SamplerPosition(self._sum)
         return SamplerPosition(None, copy.deepcopy(self._stateful.state_dict()))  # it may change what it gave

@@ -130,5 +130,5 @@ class PackIterator(GroupIterator):
         state = super().state()
         if state is None:
             return None
-        # As text: a list of ints takes 30 times as long, and this is asked for behind every batch.
+        # As text: a list of ints takes 30 times as long, and this is asked for after every batch.
         return [*state, base64.b64encode(self._rest.tobytes()).decode(), self._rest.dtype.str]

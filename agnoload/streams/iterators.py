@@ -137,7 +137,7 @@ class StreamIterator(Iterator[Any]):
         raise NotImplementedError
 
     def state(self) -> Any:
-        """Where it is, behind the last raw sample: what `OpenOptions.state` takes. None if it cannot say."""
+        """Where it is, after the last raw sample: what `OpenOptions.state` takes. None if it cannot say."""
         return None
 
     def inside(self) -> Iterable[StreamIterator]:

@@ -108,7 +108,7 @@ class Split(NamedTuple):
     world: int
     by_shards: bool
     outermost: bool
-    """All that comes behind the split leaves one sample for each."""
+    """All that comes after the split leaves one sample for each."""
 
 
 def split_of(stream: Any) -> Split | None:
