@@ -91,7 +91,7 @@ import numpy as np
 import agnoload
 
 class Data:
-    def __len__(self): return 70_000
+    def __len__(self): return 5_000
     def __getitem__(self, index): return np.full(4, index, np.int32)
 
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
@@ -102,15 +102,16 @@ with agnoload.DataLoader(Data(), 1, num_workers=2) as loader:
         kept.append(batch)
         if len(kept) % 500 == 1:
             most = max(most, len(os.listdir("/proc/self/fd")))
-        if len(kept) in (10_000, 70_000):
-            print(all((batch == number).all() for number, batch in enumerate(kept)), most - before <= 20)
+    with open("/proc/self/maps") as lines:  # the system allows 65,530, however many batches are kept
+        maps = len(list(lines))
+    print(all((batch == number).all() for number, batch in enumerate(kept)), most - before <= 20, maps < 3000)
 """
 
 
 @pytest.mark.slow
 def test_any_number_of_batches_can_be_kept_with_few_descriptors() -> None:
     """C28."""
-    assert run(KEPT, timeout=600) == "True True\nTrue True"
+    assert run(KEPT) == "True True True"
 
 
 # ------------------------------------------------------------------------------------------------ /dev/shm

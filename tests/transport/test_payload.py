@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 import functools
 import importlib.util
+import mmap
 import os
 import pickle
 import random
+import re
 import subprocess
 import sys
 import threading
@@ -229,18 +231,26 @@ def test_readers_share_the_pages_that_nobody_writes_and_see_no_writes_of_others(
     with packed(source) as fd:
         before = os.fstat(fd).st_blocks * 512
         arrays = [Payload(fd).value([]) for _ in range(4)]
-        private = private_bytes()
         total = [int(array.sum()) for array in arrays]
         assert os.fstat(fd).st_blocks * 512 == before
-        assert private_bytes() - private < MIB
+    assert [own_bytes(array) for array in arrays] == [0] * 4
     assert total == [32 * MIB] * 4
     arrays[0][5] = 2
     assert (arrays[1][5], source[5]) == (1, 1)
+    assert own_bytes(arrays[0]) >= mmap.PAGESIZE
+    assert not own_bytes(arrays[1])
 
 
-def private_bytes() -> int:
-    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
-    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Private"))
+def own_bytes(array: Any) -> int:
+    """What this process alone has, of the mapping that an array lies in."""
+    address, here, own = array.ctypes.data, False, 0
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
+            start, stop = (int(end, 16) for end in line.split()[0].split("-"))
+            here = start <= address < stop
+        elif here and line.startswith("Anonymous:"):
+            own += int(line.split()[1]) * 1024
+    return own
 
 
 @pytest.mark.parametrize("mode", ["r", "r+", "c"])
