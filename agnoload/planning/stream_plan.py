@@ -62,6 +62,8 @@ class _Entry:
     report: StreamReport | None = None
     filled: bool = False
     """The batch holds samples, or the error of some."""
+    failed: bool = False
+    """Samples of it were left out: they count, but are in no batch."""
     concluded: bool = False
     """This and all before it have arrived, and the plan has drawn its conclusions."""
     delivered: bool = False
@@ -219,6 +221,7 @@ class StreamPlan(Plan):
         report, saved = _report_of(request, reply), self.start.stream
         entry = self._entries[request.number]
         entry.report, entry.filled = report, reply.error is not None or reply.samples > 0
+        entry.failed = bool(reply.failed)
         if report.others:  # unless this rank has saved the state itself, on as many ranks: it has had its last
             same_ranks = self.resumed and saved is not None and saved.world == self._shape.layout.stride
             self.others |= not (same_ranks and self.start.rank == self._rank)
@@ -324,7 +327,7 @@ class StreamPlan(Plan):
         """Whether what is still under way cannot hold samples: all lanes have ended before it."""
         if self._leftover.requests is None or self._leftover.requests:
             return False
-        return all(entry.delivered for entry in chain.from_iterable(self._queues.values()) if entry.filled)
+        return not any(entry.filled or entry.failed for entry in self._entries.values())
 
     def complaint(self) -> str | None:
         """Compare with the length that the stream says it has."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
+from functools import partial
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from agnoload import (
 )
 from agnoload.fetching.error_policy import Retry
 from agnoload.streams import read_lines
+from agnoload.testing import FakePool
 
 
 def read(loader):
@@ -146,6 +148,17 @@ def test_samples_that_are_left_out_change_nothing_for_the_others_and_are_listed(
     assert sorted(failure.error for failure in loader.stats().failed) == sorted(
         f"ValueError: bad value {value}" for value in bad if value < n
     )
+
+
+def test_samples_that_are_left_out_count_whatever_the_order_of_answers(kit, monkeypatch):
+    """A warning that the stream is shorter than it says would be an error here."""
+    for order in ([2, 1], [1, 1], [2, 0], []):
+        stream = kit.Shards(3, 3).map(kit.FailsAt(0, 1, 2))
+        loader = DataLoader(stream, 3, on_error="skip", num_workers=3, worker_type="thread", collate_fn=list)
+        pool = partial(FakePool, order)
+        monkeypatch.setattr(loader._keeper, "open", lambda fetch, workers, pool=pool: (pool(fetch), None))
+        assert list(loader) == []
+        assert loader.stats().num_failed == 3
 
 
 def test_what_cannot_be_skipped_or_replaced_in_a_stream_is_raised(kit, load):
