@@ -242,6 +242,12 @@ def _is_users(module: Any) -> bool:
     return isinstance(path, str) and not any(f"{kind}-packages" in path for kind in ("site", "dist"))
 
 
+def specs_of_users_files() -> dict[str, Any]:
+    """The import system's note about each of the user's own files that is imported; `importlib.reload`, or another
+    import after the module was dropped, makes a new one."""
+    return {name: getattr(module, "__spec__", None) for name, module in list(sys.modules.items()) if _is_users(name)}
+
+
 def _is_plain(value: Any) -> bool:
     if type(value) is tuple:
         return len(value) <= LONG and all(map(_is_plain, value))

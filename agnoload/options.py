@@ -167,14 +167,14 @@ class Option(Generic[V]):
         self._name = name
 
     def __set_name__(self, owner: type, name: str) -> None:
-        self._name = self._name or name
+        self._public, self._name = name, self._name or name
 
     def __get__(self, loader: Any, owner: Any = None) -> V:
         value: Any = self if loader is None else getattr(loader._options, self._name)
         return value  # type: ignore[no-any-return]
 
     def __set__(self, loader: Any, value: Any) -> None:
-        raise AttributeError(f"{self._name} cannot be changed: make a new DataLoader")
+        raise AttributeError(f"{self._public} cannot be changed: make a new DataLoader")
 
 
 def callable_or_none(name: str, value: Any) -> Any:

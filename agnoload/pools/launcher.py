@@ -338,7 +338,8 @@ class ForkServer:
         last, (soon, late) = "", PATIENCE
         while True:
             if not _readable(self._socket.fileno(), soon * 1000):
-                warn(f"no worker has started for {soon} s: the modules that the dataset needs are still being imported")
+                what = f"the import of {last}, which the dataset needs, has" if last else "the fork server has"
+                warn(f"no worker has started for {soon} s: {what} not ended; timeout= does not count this")
                 if not _readable(self._socket.fileno(), late * 1000):
                     return last
             message = self._socket.recv(4096)

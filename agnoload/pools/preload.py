@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from agnoload.backend import registry
-from agnoload.inspect import modules_of
+from agnoload.inspect import modules_of, specs_of_users_files
 from agnoload.pools import worker
 from agnoload.pools.environment import ImportEnvironment, import_environment
 from agnoload.pools.launcher import ForkServer, interrupts_held, servers, standard_streams
@@ -40,6 +40,7 @@ class Preload:
         self.where = where
         self._around = around
         self._backends = [(plugin.framework, plugin.module) for plugin in registry.loaded().table]
+        self._specs = specs_of_users_files()
         self._wanted: dict[str, None] = {}
         self._tried: dict[str, None] = {}
         self._server: ForkServer | None = None
@@ -47,6 +48,13 @@ class Preload:
         """The next server, and what it is importing."""
         self._waiting: list[list[str]] = []
         """What servers after that one import."""
+
+    def fits(self, where: bytes) -> bool:
+        """Whether the program still has these surroundings, and has not loaded a file of the user's again since."""
+        now = specs_of_users_files()
+        fits = self.where == where and all(now.get(name, spec) is spec for name, spec in self._specs.items())
+        self._specs.update(now)
+        return fits
 
     def learn(self, modules: Iterable[str]) -> None:
         """Workers will import these."""
@@ -97,15 +105,17 @@ _warming = threading.RLock()
 
 
 def preload(around: ImportEnvironment, modules: Iterable[str], given: Preload | None = None) -> Preload:
-    """What imports these modules for workers: what was given, if its surroundings are still those of the program, else
-    one for all loaders that need the same packages and live at once."""
+    """What imports these modules for workers: what was given, if it still fits the program, else one for all loaders
+    that need the same packages and live at once."""
     modules = [*modules, *spawning.modules()]
     where = pickle.dumps((around.path, around.environ))
+    key = where, frozenset(map(_top, modules)) - _OURS
     with _guard:
-        if given is None or given.where != where:
-            given = _preloads.setdefault((where, frozenset(map(_top, modules)) - _OURS), Preload(around, where))
-        given.learn(modules)
-        return given
+        found = given if given is not None and given.fits(where) else _preloads.get(key)
+        if found is None or (found is not given and not found.fits(where)):
+            found = _preloads[key] = Preload(around, where)
+        found.learn(modules)
+        return found
 
 
 def _top(module: str) -> str:

@@ -167,6 +167,25 @@ def test_an_edit_of_a_source_file_does_not_reach_a_run_under_way(module) -> None
         assert list(loader) == [[1]]
 
 
+@pytest.mark.parametrize("helper", [False, True])
+def test_workers_have_the_module_that_the_program_has_loaded_again(helper, module) -> None:
+    """As a notebook does that reloads what was edited, while the loader of a cell before lives."""
+    mine, inner = module("mine"), module("inner")
+    edited = inner if helper else mine
+    inner.load("VALUE = 1")
+    text = f"from {inner.name} import VALUE\nclass Data:\n    def __len__(self): return 1\n"
+    text += "    def __getitem__(self, i): return VALUE, {}\n"
+    before = DataLoader(mine.load(text.format(1)).Data(), 1, num_workers=1, collate_fn=list)
+    assert list(before) == [[(1, 1)]]
+    edited.write("VALUE = 2" if helper else text.format(2))
+    importlib.reload(sys.modules[inner.name])
+    with (
+        before,
+        DataLoader(importlib.reload(sys.modules[mine.name]).Data(), 1, num_workers=1, collate_fn=list) as later,
+    ):
+        assert list(later) == [[later.dataset[0]]] == [[(2, 1) if helper else (1, 2)]]
+
+
 TAINTS = {
     "a thread": "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()",
     "an open file": "FILE = open(__file__)",
