@@ -212,12 +212,13 @@ class Recorder:
         sums = self.sums()
         p50, p95, p99 = np.percentile(self._waits if len(self._waits) else [0.0], (50, 95, 99)).tolist()
         busy = np.minimum(self._loading / np.maximum(self._alive, 1e-9), 1.0).tolist()
-        once = self._epochs == 1 or self._first_epoch > sums.first / 2
+        apart = tuple(sorted(imported_apart))  # what each worker imports is paid for in each epoch
+        once = not apart and (self._epochs == 1 or self._first_epoch > sums.first / 2)
         return Stats(
             sums.batches, sums.samples, sums.nbytes, sums.seconds, sums.waited, sums.first, p50, p95, p99, tuple(busy),
             self._num_failed, tuple(self._failed), sum(cache.hits for cache in caches),
             sum(cache.misses for cache in caches), workers, choice,
-            verdict(sums, workers, cores, self._num_failed, self._renewed, once), tuple(sorted(imported_apart)),
+            verdict(sums, workers, cores, self._num_failed, self._renewed, once), apart,
         )  # fmt: skip
 
     @contextmanager

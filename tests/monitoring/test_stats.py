@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -339,7 +340,7 @@ def test_workers_that_are_kept_are_said_to_start_late_and_not_to_have_batches_of
     assert "63% of it until the workers had started: iterate by steps(), which has no gap between epochs" in text
 
 
-def account_of(imports: float, renewed: bool, epochs: int = 2) -> agnoload.Stats:
+def account_of(imports: float, renewed: bool, epochs: int = 2, apart: Sequence[str] = ()) -> agnoload.Stats:
     """Epochs of ten batches that a worker loads in 0.1 s each, after `imports` seconds; the loop does nothing."""
     recorder = Recorder()
     now = 100.0
@@ -354,7 +355,7 @@ def account_of(imports: float, renewed: bool, epochs: int = 2) -> agnoload.Stats
             recorder.arrived(reply(number, 0, started, now), ends)
             recorder.delivered(reply(number, 0, started, now), since, began, now)
             since = now
-    return recorder.stats(1, "as asked for", 2, [])
+    return recorder.stats(1, "as asked for", 2, [], apart)
 
 
 def test_imports_while_a_worker_starts_are_waited_for_and_are_no_work() -> None:
@@ -370,6 +371,7 @@ def test_imports_while_a_worker_starts_are_waited_for_and_are_no_work() -> None:
     assert advice.startswith("the first start imports the dataset's modules for all of them. Make the loader earlier")
     assert "multiprocessing_context='fork' or worker_type='thread'" in advice
     assert "persistent_workers" not in advice
+    assert "persistent_workers=True" in account_of(8.0, renewed=True, epochs=1, apart=["pandas"]).verdict
 
 
 def test_the_account_prints_as_a_person_reads_it() -> None:
