@@ -20,7 +20,8 @@ import numpy as np
 LIMIT = 4096
 """The most objects that are visited; a usual dataset has a few dozen."""
 NEAR = 512
-"""The most classes and functions among them: those farther away belong to a framework."""
+"""The most classes and functions among them, and the most objects that a look at the nearest visits: those farther away
+belong to a framework."""
 LONG = 256
 """A container with more entries holds samples, not parts of a dataset: only its first entry is visited."""
 

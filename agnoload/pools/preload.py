@@ -53,7 +53,8 @@ class Preload:
         """Whether the program still has these surroundings, and has not loaded a file of the user's again since."""
         now = specs_of_users_files()
         fits = self.where == where and all(now.get(name, spec) is spec for name, spec in self._specs.items())
-        self._specs.update(now)
+        if fits:
+            self._specs.update(now)
         return fits
 
     def learn(self, modules: Iterable[str]) -> None:
@@ -111,8 +112,10 @@ def preload(around: ImportEnvironment, modules: Iterable[str], given: Preload | 
     where = pickle.dumps((around.path, around.environ))
     key = where, frozenset(map(_top, modules)) - _OURS
     with _guard:
-        found = given if given is not None and given.fits(where) else _preloads.get(key)
-        if found is None or (found is not given and not found.fits(where)):
+        for found in (given, _preloads.get(key)):
+            if found is not None and found.fits(where):
+                break
+        else:
             found = _preloads[key] = Preload(around, where)
         found.learn(modules)
         return found

@@ -187,6 +187,19 @@ def test_workers_have_the_module_that_the_program_has_loaded_again(helper, modul
         assert list(later) == [[later.dataset[0]]] == [[(22, 1) if helper else (1, 22)]]
 
 
+def test_a_loader_that_lives_on_has_the_module_of_its_package_that_was_loaded_again(module, tmp_path) -> None:
+    package = f"package_{tmp_path.name}"
+    (tmp_path / package).mkdir()
+    (tmp_path / package / "inner.py").write_text("VALUE = 1")
+    text = f"from {package} import inner\nclass Data:\n    def __len__(self): return 1\n"
+    (tmp_path / package / "outer.py").write_text(text + "    def __getitem__(self, i): return inner.VALUE\n")
+    with DataLoader(importlib.import_module(f"{package}.outer").Data(), 1, num_workers=1) as loader:
+        assert list(loader) == [[1]]
+        (tmp_path / package / "inner.py").write_text("VALUE = 22")
+        importlib.reload(sys.modules[f"{package}.inner"])
+        assert list(loader) == [[22]]
+
+
 TAINTS = {
     "a thread": "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()",
     "an open file": "FILE = open(__file__)",
