@@ -175,6 +175,7 @@ class Stuck(Boxed):
         (having(Placing, place=reorder), "far", "keep its structure and order"),
         (having(Placing, place=late), "far", "changed while it was kept"),
         (having(check=lambda self, device=None, pin_memory=False: None), None, "check must refuse a device"),
+        (having(Placing, place=Backend.place), "far", "whose check returns a device must define place"),
         (Stuck, None, "set_rng_state must put back"),
         (having(seed_from=lambda self, generator: 1), None, "seed_from must give None"),
         (having(world=lambda self: (1, 1)), None, "rank < size"),

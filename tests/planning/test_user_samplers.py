@@ -136,6 +136,31 @@ def test_a_sampler_that_gives_other_indices_than_before_is_refused(kit):
         iter(again)
 
 
+class Widening:
+    """Longer from epoch to epoch."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __iter__(self):
+        self.epoch += 1
+        return iter(range(4 * self.epoch))
+
+    def __len__(self):
+        return 4 * (self.epoch + 1)
+
+
+def test_a_sampler_whose_length_changes_with_the_epoch_is_resumed_in_any_epoch():
+    loader, again = over(Widening()), over(Widening())
+    epochs(loader, 2)
+    batches = iter(loader)
+    next(batches)
+    again.load_state_dict(loader.state_dict())
+    assert lists(again) == lists(batches) == [[3, 4, 5], [6, 7, 8], [9, 10, 11]]
+
+
 class WithoutLength:
     def __init__(self, count):
         self.count = count
